@@ -27,7 +27,7 @@ def check_free(folder: Path, needed_bytes: int, what: str) -> None:
     """
     free = free_bytes(folder)
     if needed_bytes + min(needed_bytes, RESERVE_BYTES) > free:
-        why = f"{needed_bytes:,} bytes plus a reserve are needed in {folder}, but only {free:,} bytes are free"
+        why = f"not enough free disk space in {folder}: need {needed_bytes:,} bytes plus a reserve, have {free:,}"
         raise LocalqError(what, why, "Free some space with `localq prune` or `localq rm`.", ExitCode.DISK)
 
 
@@ -41,9 +41,10 @@ def free_bytes(folder: Path) -> int:
 def read_error(path: Path, error: OSError, what: str = "") -> LocalqError:
     """The LocalqError (exit 9) for an OSError of reading below `path`, about `what` (default: the file it names)."""
     named = error.filename if isinstance(error.filename, str) else str(path)
-    why = f"cannot read {named if what else 'it'} ({error.strerror or error})"
+    reason = error.strerror or error
+    why = f"{named} cannot be read ({reason})" if what else f"cannot be read ({reason})"
     is_faulty = error.errno in (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT)
-    step = "Check the disk or network drive it is on." if is_faulty else "Check its permissions and its owner."
+    step = "Check the disk or network drive that holds the file." if is_faulty else "Check its owner and permissions."
     return LocalqError(what or named, why, step, ExitCode.DISK)
 
 
@@ -265,7 +266,9 @@ def check_replaceable(path: Path) -> None:
         if is_link and found is None:
             raise FileNotFoundError(errno.ENOENT, "the link is broken")
         if is_link and found is not None and stat.S_ISREG(found.st_mode) and not _is_stream(path):
-            raise usage_error(str(path), f"is a link to {resolve(path)}", "To replace that file, pass its own path.")
+            raise usage_error(
+                str(path), f"this is a link to {resolve(path)}", "To replace the target file, pass its path instead."
+            )
         place = resolve(path).parent if found is None or stat.S_ISREG(found.st_mode) else path
         place.stat()
         if not os.access(place, os.W_OK):
@@ -374,13 +377,15 @@ def read_text(path: Path) -> str:
     try:
         raw = read_start(path, MOST_TEXT_BYTES + 1)
     except (OSError, ValueError) as error:
-        why = f"cannot read it ({getattr(error, 'strerror', None) or error})"
+        why = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise usage_error(str(path), why, "Check the path.") from error
     if len(raw) > MOST_TEXT_BYTES:
-        raise usage_error(str(path), f"larger than {MOST_TEXT_BYTES / 1e6:.1f} MB", "Use a smaller file.")
+        raise usage_error(str(path), f"too large (limit: {MOST_TEXT_BYTES / 1e6:.1f} MB)", "Use a smaller file.")
     if b"\0" in raw:
         raise usage_error(str(path), "not a text file", "Use a text file.")
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise usage_error(str(path), f"not UTF-8 (byte {error.start})", "Convert it with `iconv -t utf-8`.") from error
+        raise usage_error(
+            str(path), f"not valid UTF-8 (at byte {error.start})", "Convert it with `iconv -t utf-8`."
+        ) from error

@@ -19,18 +19,18 @@ _RESTART = "Restart the machine."
 # CUresult (and the runtime's 35) -> cause and remedy.
 FAILURES: dict[int, tuple[str, str]] = {
     34: ("libcuda.so.1 is a stub from a CUDA toolkit", "Remove the toolkit's `stubs` folder from LD_LIBRARY_PATH."),
-    35: ("it is too old for torch's CUDA version", "Update the driver."),
-    46: ("another program is using the GPU exclusively", "Close that program; `nvidia-smi` lists it."),
+    35: ("the driver is too old for torch's CUDA version", "Update the driver."),
+    46: ("another program has exclusive access to the GPU", "Close that program; `nvidia-smi` lists it."),
     101: ("the selected GPU does not exist", "Fix CUDA_VISIBLE_DEVICES."),
-    209: ("it does not support this GPU", "Update the driver; very old GPUs are no longer supported."),
+    209: ("the driver does not support this GPU", "Update the driver; very old GPUs are no longer supported."),
     802: ("the GPU fabric is not ready", "Start Fabric Manager, or wait until it is running."),
     803: (
-        "the driver library and the kernel module have different versions, which happens after a driver update",
+        "the driver library and the kernel module have different versions, probably because of a driver update",
         _RESTART,
     ),
     804: ("the CUDA compatibility libraries do not support this GPU", "Remove cuda-compat from LD_LIBRARY_PATH."),
     999: (
-        "the driver or the GPU failed, which can happen after suspend",
+        "the driver or the GPU failed, possibly because the machine was suspended",
         "Reload the nvidia_uvm kernel module, or restart the machine.",
     ),
 }
@@ -112,7 +112,7 @@ def diagnose(facts: CudaStack) -> tuple[str, str] | None:
         return "no NVIDIA driver found", "Install the NVIDIA driver."
     if facts.torch_cuda is None:
         return (
-            "an NVIDIA driver is installed, but the installed torch is a CPU build",
+            "an NVIDIA driver is installed, but the installed torch is a CPU-only build",
             "Install a CUDA build of torch in this environment.",
         )
     needed = _major(facts.torch_cuda)
@@ -126,7 +126,7 @@ def diagnose(facts: CudaStack) -> tuple[str, str] | None:
     if facts.torch_why:
         return f"torch cannot use the GPU: {facts.torch_why}", "Run `localq doctor` for details."
     if facts.kernels_why:
-        step = "Run `make chat` again in the clone, or install a localq wheel with kernels for this GPU."
+        step = "Run `make chat` again in your clone, or install a localq wheel with kernels for this GPU."
         return f"localq's CUDA kernels cannot be used: {facts.kernels_why}", step
     return None
 

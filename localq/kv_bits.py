@@ -4,6 +4,7 @@ from __future__ import annotations
 
 K8V4 = "k8v4"
 KvBits = int | str  # 16 (the model's type), 8, 4 or K8V4; in sizes also 32
+MOST_CODED_COLUMNS = 256  # of a head, in caches of fewer than 16 bits
 KV_BITS: tuple[KvBits, ...] = (16, 8, K8V4, 4)  # largest first
 
 

@@ -87,6 +87,17 @@ def state_dir() -> Path:
     return _user_folder(platformdirs.user_state_dir) or data_dir() / "state"
 
 
+def runtime_dir() -> Path:
+    """Sockets of servers of this user (`LOCALQ_RUNTIME` overrides); beside them, `server.log` of those in background.
+
+    In XDG_RUNTIME_DIR, which is cleared at logout; without one, and where `LOCALQ_CACHE` is set, in the cache.
+    """
+    if (chosen := _from_variable("LOCALQ_RUNTIME")) is not None:
+        return chosen
+    session = None if _from_variable("LOCALQ_CACHE") else _from_variable("XDG_RUNTIME_DIR")
+    return cache_dir() / "run" if session is None else session / "localq"
+
+
 def _from_variable(name: str) -> Path | None:
     """The path in an environment variable; None where it is unset or empty."""
     value = os.environ.get(name)

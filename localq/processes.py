@@ -170,7 +170,7 @@ def is_in_deleted_folder() -> bool:
     return False
 
 
-_DELETED = ("working folder", "it has been deleted", "Change to another folder with `cd`.")
+_DELETED = ("working folder", "has been deleted", "Change to another folder with `cd`.")
 _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "can't start new thread", "not enough memory")
 
 
@@ -193,7 +193,7 @@ def _shortage(error: BaseException) -> LocalqError | None:
         return LocalqError("open files", "this process has reached its limit", "Raise it with `ulimit -n 1024`.")
     if isinstance(error, MemoryError) or number == errno.ENOMEM or any(each in text.lower() for each in _NO_MEMORY):
         step = "Close other programs, or raise the limit (`ulimit -v`, `ulimit -u`)."
-        return LocalqError("memory", "this process cannot allocate any more", step, ExitCode.DOES_NOT_FIT)
+        return LocalqError("memory", "this process cannot allocate more memory", step, ExitCode.DOES_NOT_FIT)
     if isinstance(error, FileNotFoundError) and error.filename is None:
         if "temporary directory" in text:
             step = "Set TMPDIR to a writable folder."

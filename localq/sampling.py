@@ -15,6 +15,8 @@ from localq.errors import usage_error
 
 THINK_LEVELS = ("low", "medium", "high", "xhigh")  # of all models; `text.thinking_levels` finds those of one
 THINK_CHOICES = ("auto", "on", "off", *THINK_LEVELS)
+MOST_LOGPROBS = 20  # likeliest tokens reported beside each token, as in OpenAI's API
+MOST_BIASES = 1024
 LONGEST_MATCH = 50  # of a repetition, in tokens, as in text-generation-webui: bounds work and penalty of DRY
 
 
@@ -28,7 +30,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dry_multiplier": (lambda value: 0.0 <= value <= 100.0, "0 to 100"),
     "dry_base": (lambda value: 1.0 <= value <= 10.0, "1 to 10"),
     "dry_allowed_length": (lambda value: 1 <= value <= LONGEST_MATCH, f"1 to {LONGEST_MATCH}"),
-    "dry_penalty_last_n": (lambda value: value >= -1, "-1 (the whole context), 0 (off) or more"),
+    "dry_penalty_last_n": (lambda value: value >= -1, "-1 (the whole context), 0 (off) or a positive number"),
     "xtc_probability": (lambda value: 0.0 <= value <= 1.0, "0 to 1"),
     "xtc_threshold": (lambda value: 0.0 < value <= 0.5, "above 0 and at most 0.5"),
     "seed": (lambda value: value is None or 0 <= value < 2**63, "0 to 2^63 - 1"),
@@ -100,7 +102,8 @@ class Sampling:
         names = [name for name in off if name in chosen and getattr(self, name) != off[name]]
         if not self.greedy or not names:
             return ""
-        return f"{', '.join(names)}: no effect at temperature 0 (greedy); set a temperature such as 0.7"
+        effect = "has no effect" if len(names) == 1 else "have no effect"
+        return f"{', '.join(names)} {effect} at temperature 0 (greedy); set a temperature such as 0.7"
 
     def repeated_notice(self) -> str:
         """A notice that a prompt gets the same reply again; empty where it may get another."""
@@ -118,6 +121,45 @@ class Sampling:
     def from_generation_config(cls, config: dict[str, Any]) -> Sampling:
         """The model's defaults in `generation_config.json`, as `read_generation_config`."""
         return read_generation_config(config)[0]
+
+
+@dataclass(frozen=True)
+class LogitOptions:
+    """Logit bias, penalties by count and log probabilities of a request; they act before `Sampling`.
+
+    bias               (token id, number added to its logit) pairs
+    presence_penalty   subtracted from the logit of every token that the reply contains
+    frequency_penalty  subtracted from it once for each time
+    logprobs           report the log probability of each token, and of this many of the likeliest; None: of none. They
+                       are those of the model, before bias, penalties and temperature
+    """
+
+    bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bias", tuple((id, value) for id, value in self.bias))  # lists, out of JSON
+        if len(self.bias) > MOST_BIASES:
+            raise usage_error("logit_bias", f"too many tokens ({len(self.bias)})", f"Use at most {MOST_BIASES}.")
+        if not all(type(id) is int and id >= 0 and -100.0 <= value <= 100.0 for id, value in self.bias):
+            raise usage_error("logit_bias", "a token or a value is out of range", "Allowed: token ids, -100 to 100.")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise usage_error(name, f"{getattr(self, name)} is out of range", "Allowed: -2 to 2.")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise usage_error("logprobs", f"{self.logprobs} is out of range", f"Allowed: 0 to {MOST_LOGPROBS}.")
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked for."""
+        return not self.bias and self.logprobs is None and not self.has_penalties
+
+    @property
+    def has_penalties(self) -> bool:
+        """A penalty has an effect."""
+        return bool(self.presence_penalty or self.frequency_penalty)
 
 
 # Fields that generation_config.json may set -> their name there.

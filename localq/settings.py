@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import disk, keymap, kv_bits, places, toml_files
+from localq import disk, drafts, keymap, kv_bits, mcp_settings, places, toml_files, wording
 from localq.errors import LocalqError, usage_error
 from localq.kv_bits import KvBits
 from localq.sampling import THINK_CHOICES, Sampling
@@ -28,8 +27,13 @@ SAMPLING = (
     *("dry_penalty_last_n", "xtc_probability", "xtc_threshold", "seed"),
 )
 # What a project's file may set besides: not settings of the machine, of private data, of the disk.
-PROJECT_MAY_SET = ("model", "system", "ctx", "kv", "head", "think", "think_budget", "max_tokens")
-OF_LOAD = ("ctx", "kv", "head")  # what a plan of a load is made with; not saved with a conversation
+PROJECT_MAY_SET = ("model", "system", "ctx", "kv", "head", "think", "think_budget", "max_tokens", "draft", "draft_max")
+# With which an engine is loaded: one that has the same serves another front end.
+OF_ENGINE = (
+    *("device", "dtype", "ctx", "vram", "reserve", "desktop", "kv", "embed", "head", "draft", "draft_max"),
+    "checkpoints",
+)
+OF_LOAD = ("ctx", "kv", "head", "draft", "draft_max")  # what a load is planned with; not saved with a conversation
 MOST_PROJECT_BYTES = 2**18  # of a project's file: less than what takes seconds to parse
 _CATALOGUE_NAME = re.compile(r"\w[\w.+:-]*(@[\w.+-]+)?")
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -38,19 +42,20 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kv": ("auto", *map(str, kv_bits.KV_BITS)),
     "embed": ("auto", "device", "host"),
     "head": ("auto", "16", "8", "nf4"),
+    "draft": drafts.CHOICES,
     "think": THINK_CHOICES,
     "preserve_thinking": ("auto", "on", "off"),
     "ui": ("auto", "plain", "tui"),
     "theme": (
-        "textual-dark", "textual-light", "nord", "gruvbox", "catppuccin-mocha", "dracula", "tokyo-night",
-        "monokai", "flexoki", "catppuccin-latte", "catppuccin-frappe", "catppuccin-macchiato",
-        "solarized-light", "solarized-dark", "rose-pine", "rose-pine-moon", "rose-pine-dawn", "atom-one-dark",
-        "atom-one-light", "ansi-dark", "ansi-light",
+        "textual-dark", "textual-light", "nord", "gruvbox", "catppuccin-mocha", "dracula", "tokyo-night", "monokai",
+        "flexoki", "catppuccin-latte", "catppuccin-frappe", "catppuccin-macchiato", "solarized-light", "solarized-dark",
+        "rose-pine", "rose-pine-moon", "rose-pine-dawn", "atom-one-dark", "atom-one-light", "ansi-dark", "ansi-light",
     ),
 }  # fmt: skip
 # config.toml may hold these as numbers
-_NUMBER_OR_WORD = ("kv", "head", "vram", "reserve", "desktop", "snapshots", "checkpoints")
+_NUMBER_OR_WORD = ("kv", "head", "vram", "reserve", "desktop", "snapshots", "checkpoints", "keep_alive")
 
+_EXPECTED = {"bool": "true or false", "int": "a whole number", "float": "a number", "dict[str, str]": "a table"}
 NO_LIMIT = 2**30  # of max_tokens and think_budget, "max": more than any context holds
 _WITHOUT_LIMIT = ("max_tokens", "think_budget")
 
@@ -87,27 +92,41 @@ class Settings:
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     seed: int | None = None
+    draft: str = drafts.AUTO
+    draft_max: int = drafts.MOST
     offline: bool = False
     stats: bool = True
     markdown: bool = True
     save: bool = True
     snapshots: str = "4GiB"
     checkpoints: str = "auto"
+    keep_alive: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
     ui: str = "auto"
     theme: str = "textual-dark"
+    mcp: dict[str, str] = dataclasses.field(default_factory=dict)
+    mcp_rounds: int = mcp_settings.ROUNDS
+    mcp_timeout: int = mcp_settings.TIMEOUT_S
+    mcp_result: int = mcp_settings.RESULT
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        drafts.check(self.draft, self.draft_max)
         for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
+            if name != "draft" and getattr(self, name) not in allowed:
                 why = f"'{getattr(self, name):.80}' is not a valid value"
                 raise usage_error(name, why, f"Use one of {', '.join(allowed)}.")
-        for name in ("ctx", "max_tokens"):
+        for name, least in (("ctx", 1), ("max_tokens", 1), ("think_budget", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise usage_error(name, f"{value} is too small", "Use at least 1 token.")
-        if self.think_budget is not None and self.think_budget < 0:
-            raise usage_error("think_budget", f"{self.think_budget} is too small", "Use 0 (no thinking) or more.")
+            if value is not None and value < least:
+                step = "Use at least 1 token." if least else "Use 0 (no thinking) or more."
+                raise usage_error(name, f"{value} is too small", step)
+        if not 0 <= self.port < 2**16:
+            raise usage_error("port", f"{self.port} is out of range", "Use 0 (any free port) to 65535.")
+        if self.keep_alive is not None:
+            wording.parse_duration(self.keep_alive)
+        mcp_settings.check(**{name: getattr(self, name) for name in mcp_settings.LIMITS})
         keymap.parse(self.keys)
         self.sampling(Sampling())  # Sampling checks its own limits
 
@@ -120,6 +139,21 @@ class Settings:
     def kv_bits(self) -> KvBits | None:
         """The value of `kv`; None = the planner decides."""
         return None if self.kv == "auto" else kv_bits.parse(self.kv)
+
+    @property
+    def draft_model(self) -> str | None:
+        """The name of a draft model, if one drafts."""
+        return drafts.model_name(self.draft)
+
+    @property
+    def takes_mtp(self) -> bool:
+        """Whether the MTP block of a model that has one drafts."""
+        return self.draft in drafts.OF_MTP
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens of a draft, at most; 0 where drafts are off."""
+        return 0 if self.draft == drafts.OFF else self.draft_max
 
     def replace(self, **flags: Any) -> Settings:
         """These settings, overridden by the flags that are not None."""
@@ -139,39 +173,56 @@ DESCRIPTIONS: dict[str, str] = {
     "ctx": "context size in tokens, such as 8k; max or unset = the largest that fits",
     "vram": "limit on total GPU memory use, such as 24 or 12GiB; unset = all free memory",
     "reserve": "GPU memory to leave free, such as 300MiB; unset = none",
-    "desktop": "with --vram: GPU memory used by other programs on that card, such as 1.2; unset = 700MB",
+    "desktop": "GPU memory used by other programs on the card given with --vram, such as 1.2; unset = 700MB",
     "kv": "bits per KV cache value: 16, 8, 4, or k8v4 (8-bit keys, 4-bit values); auto = the most bits "
     "that leave room for 16k tokens (32k for thinking models)",
-    "embed": "where to keep the embedding table: device or host; auto = host if the full context would not fit",
+    "embed": "where to keep the embedding table: device or host; auto = host if the full context would otherwise "
+    "not fit",
     "head": "precision of the output head: 16, 8 (bits) or nf4; auto = the highest that leaves room "
     "for 16k tokens (32k for thinking models)",
     "think": "thinking: on, off, low, medium, high, xhigh; auto = the model's default",
     "think_budget": "stop thinking after this many tokens and answer; 0 = no thinking, unset or max = no limit",
-    "preserve_thinking": "keep the thinking of earlier replies in the prompt: on or off; auto = the model's default",
-    "max_tokens": "maximum reply length in tokens, including thinking; unset = 4096 tokens of answer, max = no limit",
+    "preserve_thinking": "keep the thinking from earlier replies in the prompt: on or off; auto = the model's default",
+    "max_tokens": "maximum reply length in tokens, including thinking; unset = 4096 answer tokens, max = no limit",
     "loop_guard": "stop a reply that keeps repeating the same block of text",
     "temperature": "sampling temperature; 0 = greedy, unset = the model's default",
     "top_k": "keep the K most likely tokens; 0 = off, unset = the model's default",
     "top_p": "keep the most likely tokens up to this probability mass; 1 = off, unset = the model's default",
     "min_p": "drop tokens below this fraction of the top token's probability; 0 = off, unset = the model's default",
     "repeat_penalty": "penalty on repeated tokens; 1 = off, unset = the model's default",
-    "dry_multiplier": "DRY multiplier (strength of its penalty), such as 0.8; 0 or unset = off",
-    "dry_base": "DRY growth per repeated token (1-10, default 1.75)",
+    "dry_multiplier": "DRY multiplier (penalty strength), such as 0.8; 0 or unset = off",
+    "dry_base": "DRY penalty growth per repeated token (1-10, default 1.75)",
     "dry_allowed_length": "shortest repetition that DRY penalizes, in tokens (default 2)",
-    "dry_penalty_last_n": "recent tokens that DRY searches for repetitions; 0 = off, -1 or unset = the whole context",
+    "dry_penalty_last_n": "number of recent tokens that DRY searches for repetitions; 0 = off, -1 or unset = the "
+    "whole context",
     "xtc_probability": "per-token XTC probability, such as 0.5; 0 or unset = off; requires a temperature above 0",
     "xtc_threshold": "XTC: of the tokens above this probability, keep only the least likely (default 0.1)",
     "seed": "random seed; unset = a new one for every reply",
+    "draft": "speculative decoding (does not change replies), where faster: lookup = draft tokens found in the "
+    "conversation or forced by the grammar; auto = also with the model's MTP block, if it has one; mtp = the same, but "
+    "an MTP block is required; NAME = lookup and this small model (same tokenizer required); off = no drafts",
+    "draft_max": "maximum tokens per draft, 1 to 7",
     "offline": "never use the network",
-    "stats": "print the token count, tok/s and time to first token after each reply (stderr)",
+    "stats": "after each reply, print the token count, tok/s and time to first token to stderr",
     "markdown": "render replies as Markdown in a terminal (`localq run` and line mode)",
     "save": "save `localq chat` conversations for --continue and --resume",
-    "snapshots": "disk space for KV caches that resume long conversations instantly, such as 4GiB; off = none",
-    "checkpoints": "RAM for going back in conversations with models that have recurrent layers or sliding windows, "
-    "such as 1GiB; off = none, auto = up to 8 checkpoints",
-    "ui": "what `localq chat` opens: auto = full-screen mode if possible, tui = always, plain = line mode",
-    "theme": "colour theme of full-screen mode",
-    "keys": "key bindings of full-screen mode, such as send=ctrl+s; newline=enter (names: F1 or `localq help keys`)",
+    "snapshots": "maximum disk space for saved KV caches, such as 4GiB (which let long conversations resume quickly); "
+    "off = none",
+    "checkpoints": "RAM for checkpoints, such as 1GiB (which speed up undoing a turn in models with recurrent layers "
+    "or sliding windows); off = none, auto = up to 8 checkpoints",
+    "keep_alive": "how long to keep an idle model in memory, such as 10m; never = until `localq stop`. If set, `localq "
+    "run` and `localq chat` load models in a background process that later runs reuse",
+    "host": "address that `localq serve` listens on; addresses other than loopback also need --key",
+    "port": "port for `localq serve`; 0 = any free port",
+    "ui": "interface of `localq chat`: auto = full-screen mode if possible, tui = always full-screen mode, "
+    "plain = line mode",
+    "theme": "colour theme for full-screen mode",
+    "mcp": "MCP servers for --mcp NAME, such as files=npx -y FILE_SERVER /notes; search=http://localhost:8000/mcp",
+    "mcp_rounds": "maximum rounds of tool calls in one reply, 1 to 100",
+    "mcp_timeout": "time limit for a tool call in seconds, 1 to 3600",
+    "mcp_result": "maximum length of a tool result passed to the model, in characters, 100 to 1,000,000",
+    "keys": "key bindings for full-screen mode, such as send=ctrl+s; newline=enter (F1 or `localq help keys` shows the "
+    "names)",
 }
 
 
@@ -234,7 +285,7 @@ def read_project(environment: Mapping[str, str] = os.environ) -> tuple[Path | No
         return None, {}
     text = disk.read_text(path)
     if len(text.encode()) > MOST_PROJECT_BYTES:
-        why = f"larger than {MOST_PROJECT_BYTES / 1e6:.2f} MB"
+        why = f"too large (limit: {MOST_PROJECT_BYTES / 1e6:.2f} MB)"
         raise usage_error(str(path), why, f"Shorten it, or ignore the file with {places.NO_PROJECT}=1.")
     return path, parse_file(text, str(path), functools.partial(_check_project, path))
 
@@ -247,10 +298,11 @@ def _check_project(path: Path, name: str, value: object) -> None:
     """
     where, ignore = f"{name} in {path}", f"or ignore the file with {places.NO_PROJECT}=1."
     if name not in (*PROJECT_MAY_SET, *SAMPLING):
-        why = "a project file cannot set this, because it affects your machine, data or screen"
+        why = "a project file cannot change this setting because it affects your machine, data or screen"
         raise usage_error(where, why, f"Set it with `localq config set {name} VALUE`, {ignore}")
-    if name == "model" and not _is_catalogue_name(value):
-        why = "a project file can only select catalogue models"
+    names_model = name == "model" or (name == "draft" and value not in CHOICES[name])
+    if names_model and not _is_catalogue_name(value):
+        why = "a project file can select only catalogue models"
         raise usage_error(where, why, f"Pass the model as an argument, add it to your models.toml, {ignore}")
 
 
@@ -259,12 +311,6 @@ def _is_catalogue_name(value: object) -> bool:
     if not isinstance(value, str) or not _CATALOGUE_NAME.fullmatch(value):
         return False
     return not value.casefold().endswith(".gguf") and not Path(value).is_dir()
-
-
-def project_summary(decided: Mapping[str, str]) -> str:
-    """ "system, top_k: set by PATH", for settings and the path of the file that has decided each."""
-    paths = {path: [name for name, each in decided.items() if each == path] for path in decided.values()}
-    return "; ".join(f"{', '.join(names)}: set by {path}" for path, names in paths.items())
 
 
 def file_text() -> str:
@@ -311,8 +357,8 @@ def check_name(name: str) -> None:
     """Raise a usage error for an unknown setting, naming similar ones."""
     if name not in DESCRIPTIONS:
         near = similar(name, DESCRIPTIONS)
-        meant = f"Did you mean {', '.join(near)}?" if near else f"Settings: {', '.join(DESCRIPTIONS)}."
-        raise usage_error(name[:80], "unknown setting", meant)
+        meant = f"Did you mean {', '.join(near)}?" if near else "To list all settings, run `localq config show`."
+        raise usage_error(name[:24], "unknown setting", meant)
 
 
 def parse(name: str, value: Any, where: str) -> Any:
@@ -324,10 +370,8 @@ def parse(name: str, value: Any, where: str) -> Any:
     kind = str(Settings.__annotations__[name]).split(" |")[0]
     if kind == "bool":
         words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in words:
-            return words[value.lower()]
+        if isinstance(value, bool) or (isinstance(value, str) and value.lower() in words):
+            return value if isinstance(value, bool) else words[value.lower()]
     elif kind == "str" and isinstance(value, str):
         return value
     elif kind == "dict[str, str]":
@@ -335,37 +379,20 @@ def parse(name: str, value: Any, where: str) -> Any:
             value = dict(each.partition("=")[::2] for each in value.split(";") if each.strip())
             value = {name.strip(): keys.strip() for name, keys in value.items()}
         if isinstance(value, dict):
-            return keymap.parse(value)
+            return keymap.parse(value) if name == "keys" else mcp_settings.parse(value)
     elif name in _NUMBER_OR_WORD and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     elif kind in ("int", "float") and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
-            number = float(value) if kind == "float" else parse_count(value)
+            number = float(value) if kind == "float" else wording.parse_count(value)
         except (ValueError, OverflowError):  # OverflowError: an integer too large for a float
             pass
         else:
             return number
-    expected = {
-        "bool": "true or false", "str": "text", "int": "a whole number", "float": "a number", "dict[str, str]": "keys",
-    }[kind]  # fmt: skip
-    why = f"{value!r:.80} in {where} is not {expected}"
+    why = f"{value!r:.80} in {where} is not {_EXPECTED.get(kind, 'text')}"
     raise usage_error(name, why, f"Meaning: {DESCRIPTIONS[name]}.")
 
 
 def max_tokens_text(value: int | None) -> str:
     """`max_tokens` or `think_budget` as users write it: "max" without a limit, "None" where it is unset."""
     return "max" if value == NO_LIMIT else str(value)
-
-
-def parse_count(value: int | float | str) -> int:
-    """A whole number of 64 bits; text may end in k for 1024, as in context sizes: 8k is 8192, 25.6k is 26214.
-
-    Raises ValueError otherwise.
-    """
-    if isinstance(value, str):
-        text = value.strip().lower()
-        size = float(text[:-1]) * 1024 if text.endswith("k") else int(text)
-        value = math.floor(size) if -math.inf < size < math.inf else size
-    if not -(2**63) <= value < 2**63 or value != int(value):  # NaN is in no range
-        raise ValueError(f"{value!s:.40} is not a whole number of 64 bits")
-    return int(value)

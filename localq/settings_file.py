@@ -49,7 +49,7 @@ def write_all(texts: Mapping[str, str | None]) -> dict[str, Any]:
         _encode(text)
         found = settings.parse_file(text, "the new text")
         if {name: value for name, value in found.items() if value is not None} != expected:
-            raise _unchangeable("the new text changes other values")
+            raise _unchangeable("the edit would change other values")
         return text
 
     if texts:
@@ -69,7 +69,7 @@ def write_file(text: str, before: str) -> int:
         return len(_change(lambda now: _merged(before, lines, now)))
     except LocalqError as error:
         kept = _keep(lines)
-        step = f"{error.next_step} The edited text is in {kept}.".strip() if kept else error.next_step
+        step = f"{error.next_step} The edited text was saved in {kept}.".strip() if kept else error.next_step
         raise LocalqError(error.what, error.why, step, error.exit_code) from error
 
 
@@ -163,7 +163,7 @@ def _encode(text: str) -> bytes:
     except UnicodeEncodeError:
         raise usage_error("the new text", "not valid UTF-8", "Check the terminal's encoding.") from None
     if len(content) > toml_files.MOST_BYTES:
-        why = f"the file would be larger than {toml_files.MOST_BYTES / 1e6:.1f} MB"
+        why = f"the file would become too large (limit: {toml_files.MOST_BYTES / 1e6:.1f} MB)"
         raise usage_error("the new text", why, "Use a shorter text.")
     return content
 
@@ -177,7 +177,7 @@ def _lock(folder: Path) -> Iterator[None]:
         end_s = time.monotonic() + WAIT_S
         while not _take_lock(descriptor):
             if time.monotonic() > end_s:
-                why = f"another program has kept the folder locked for {WAIT_S:.0f} s"
+                why = f"another program has held the lock on the folder for {WAIT_S:.0f} s"
                 raise LocalqError(str(folder), why, "Try again.", ExitCode.DISK)
             time.sleep(_POLL_S)
         yield

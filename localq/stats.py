@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability, and the likeliest tokens with theirs, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "top", tuple((id, value) for id, value in self.top))  # JSON has no tuples
 
 
 @dataclass(frozen=True)
@@ -21,6 +32,9 @@ class Stats:
     prefill_s, decode_s   seconds spent in each phase so far
     context_used          positions of the KV cache in use
     context_size          positions of the KV cache
+    decode_steps          passes that gave the tokens of the reply behind its first; with drafts fewer than the tokens
+    drafted, accepted     source of drafts ("lookup", "grammar", "model", "mtp") -> tokens drafted, and those accepted
+    drafted_at, accepted_at   the same by position in the draft, all sources together
     """
 
     phase: str = "prefill"
@@ -34,6 +48,31 @@ class Stats:
     context_used: int = 0
     context_size: int = 0
     forced_tokens: int = 0
+    decode_steps: int = 0
+    drafted: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("drafted_at", "accepted_at"):  # JSON has no tuples
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a decode step gave, on average; 1 without drafts, 0 before the first."""
+        return max(0, self.generated_tokens - 1) / self.decode_steps if self.decode_steps else 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Decode steps a second: each reads the weights once."""
+        return self.tokens_per_s / self.tokens_per_step if self.drafted else self.tokens_per_s
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafted tokens that were accepted, 0 to 1."""
+        drafted = sum(self.drafted.values())
+        return sum(self.accepted.values()) / drafted if drafted else 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -46,16 +85,30 @@ class Stats:
         return self.context_used / self.context_size if self.context_size else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain form for messages and `--json`."""
+        """Plain form for messages."""
         return dataclasses.asdict(self)
+
+    def report(self) -> dict[str, Any]:
+        """Plain form for `--json`: with what follows from the counts, and units in key names of drafts."""
+        found = dataclasses.asdict(self)
+        counts = {name: found.pop(name) for name in ("drafted", "accepted", "drafted_at", "accepted_at")}
+        return {
+            **found,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_step": self.tokens_per_step,
+            "drafted_tokens": counts["drafted"],
+            "accepted_tokens": counts["accepted"],
+            "drafted_tokens_by_position": list(counts["drafted_at"]),
+            "accepted_tokens_by_position": list(counts["accepted_at"]),
+        }
 
 
 @dataclass(frozen=True)
 class Operation:
     """All launches of one kind in a decode step.
 
-    kernel   their role in the model: "qkv", "attention", "o", "router", "gate_up", "down", "norm", "embed", "head",
-             "sample"
+    kernel   their role in the model: "qkv", "attention", "delta", "conv", "o", "router", "gate_up", "down",
+             "norm", "embed", "head", "sample"
     calls    number of launches
     us       sum of the times from the start of each to the start of the next; medians over some steps
     bytes    minimum traffic: weights once, activations once, cache slots up to the position

@@ -52,7 +52,9 @@ def read(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except disk.NotRegularError as error:
-        raise bad_file(str(path), "not a regular file", "Use a text file, or move it out of the way.") from error
+        raise bad_file(
+            str(path), "not a regular file", "Replace it with a text file, or move it out of the way."
+        ) from error
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):  # no file, whoever reads it
             raise _unreadable(str(path), error.strerror or str(error)) from error
@@ -79,10 +81,10 @@ def _check(text: str, where: str) -> None:
     """Raise for a text that could take much time or memory to parse, or make a number that cannot be printed."""
     bare = _STRING_OR_COMMENT.sub('"', text)
     if any(bare.count(character) > most for character, most in MOST_CHARACTERS.items()):
-        raise bad_file(where, "contains more keys, tables or lists than a settings file needs", _FIX)
+        raise bad_file(where, "too many keys, tables or lists for a settings file", _FIX)
     for pattern, why in (
-        (_LONG_KEY, f"a key with more than {MOST_PARTS} parts"),
-        (_LONG_NUMBER, f"a number with more than {MOST_DIGITS} digits"),
+        (_LONG_KEY, f"a key has more than {MOST_PARTS} parts"),
+        (_LONG_NUMBER, f"a number has more than {MOST_DIGITS} digits"),
     ):
         if pattern.search(bare):
             raise bad_file(where, f"{why} ({_place(text, pattern)})", _FIX)
@@ -109,8 +111,8 @@ def is_deep(bare: str, most: int) -> bool:
 
 def _check_size(size: int, where: str) -> None:
     if size > MOST_BYTES:
-        raise bad_file(where, f"larger than {MOST_BYTES / 1e6:.1f} MB, the limit for TOML files", _FIX)
+        raise bad_file(where, f"too large (limit for TOML files: {MOST_BYTES / 1e6:.1f} MB)", _FIX)
 
 
 def _unreadable(where: str, why: str) -> LocalqError:
-    return bad_file(where, f"cannot read it ({why})", _FIX)
+    return bad_file(where, f"cannot be read ({why})", _FIX)

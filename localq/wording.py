@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from localq.errors import usage_error
 from localq.sanitize import sanitize
@@ -14,6 +15,12 @@ from localq.stats import Stats
 # The stage in words; bytes, layers or steps done, and in total (0: not counted).
 OnProgress = Callable[[str, int, int], None]
 Say = Callable[[str], None]  # one line for the user
+DRAFT_SOURCES = {
+    "lookup": "found in the conversation",
+    "grammar": "forced by the grammar",
+    "model": "proposed by the draft model",
+    "mtp": "proposed by the MTP block",
+}
 DOWNLOADING = "downloading"  # prefix of a stage that waits for a file, whose name follows
 
 _LEAST_BESIDE, _BELOW = 24, 4  # least width of a wrapped last column; its indent where it moves below the others
@@ -36,6 +43,37 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2] not in _UNITS:
         raise usage_error(text[:80], "not a memory size", "Use a size such as 24 (GiB), 24GB or 900MiB.")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_count(value: int | float | str) -> int:
+    """A whole number of 64 bits; text may end in k for 1024, as in context sizes: 8k is 8192, 25.6k is 26214.
+
+    Raises ValueError otherwise.
+    """
+    if isinstance(value, str):
+        text = value.strip().lower()
+        size = float(text[:-1]) * 1024 if text.endswith("k") else int(text)
+        value = math.floor(size) if -math.inf < size < math.inf else size
+    if not -(2**63) <= value < 2**63 or value != int(value):  # NaN is in no range
+        raise ValueError(f"{value!s:.40} is not a whole number of 64 bits")
+    return int(value)
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds of "10m", "90s", "2h" or "0"; None for "never". LocalqError (exit 2) for anything else."""
+    word = text.strip().lower()
+    match = re.fullmatch(r"(\d{1,6})([smh]?)", word)
+    if word == "never":
+        return None
+    if match is None or (not match[2] and int(match[1])):
+        raise usage_error(text[:80], "not a valid time", "Use a time such as 10m, 90s or 2h, or use 0 or never.")
+    return float(match[1]) * {"": 0, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def project_summary(decided: Mapping[str, str]) -> str:
+    """ "system, top_k: set by PATH", for settings and the path of the file that has decided each."""
+    paths = {path: [name for name, each in decided.items() if each == path] for path in decided.values()}
+    return "; ".join(f"{', '.join(names)}: set by {path}" for path, names in paths.items())
 
 
 def local_time(unix_s: float, form: str) -> str:
@@ -112,8 +150,24 @@ def stats_line(stats: Stats, allowed: str = "") -> str:
     """Tokens, speed and latency of a reply in one line. allowed: share of the bandwidth limit, as text."""
     share = f" = {allowed}" if allowed else ""
     speed = f", {stats.tokens_per_s:.1f} tok/s{share}" if stats.generated_tokens > 1 else ""
+    speed += f", {stats.tokens_per_step:.1f} tokens per step" if stats.drafted else ""
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     return (
         f"[{stats.generated_tokens} tokens{speed}, first token after {stats.time_to_first_token_s:.2f} s, "
         f"prompt {stats.prompt_tokens}{cached}, context {stats.context_used}/{stats.context_size}]"
     )
+
+
+def draft_lines(stats: Stats) -> list[str]:
+    """Drafts of a reply by source and by position; empty if nothing was drafted."""
+    if not stats.drafted:
+        return []
+    sources = ", ".join(
+        f"{stats.accepted.get(source, 0)} of {drafted} tokens ({DRAFT_SOURCES.get(source, source)})"
+        for source, drafted in stats.drafted.items()
+    )
+    places = zip(stats.accepted_at, stats.drafted_at, strict=True)
+    return [
+        f"drafts: accepted {sources}; {stats.tokens_per_step:.2f} tokens per step",
+        f"acceptance by draft position: {' '.join(f'{got / all:.0%}' for got, all in places)}",
+    ]

@@ -22,6 +22,7 @@ def pytest_configure() -> None:
     _default_signals()
     os.environ["LOCALQ_DTYPE"] = "float32"  # every processor gives the same tokens, also in child processes
     os.environ["OLLAMA_MODELS"] = os.devnull  # this machine's models are no part of a test
+    os.environ["LOCALQ_RUNTIME"] = os.devnull  # nor its servers
 
 
 def pytest_collection_finish() -> None:

@@ -23,6 +23,7 @@ KERNEL_FOLDERS = {  # of csrc, and what each includes besides its own files
     "nf4": ("common",),
     "int4": ("common",),
     "gguf": ("common",),
+    "scaled": ("common", "gguf"),
     "rowlut": ("common", "rows"),
     "lookup": ("common",),
     "gather": ("common", "rows"),
@@ -74,7 +75,9 @@ def test_files_and_functions_stay_small(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno + 1 <= FUNCTION_LINES, node.name
+            is_verb = path.parent.name == "verbs" and node.name == path.stem  # its parameters are the command line
+            first = node.body[0].lineno if is_verb else node.lineno
+            assert node.end_lineno - first + 1 <= FUNCTION_LINES, node.name
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

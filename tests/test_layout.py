@@ -10,17 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
-    "bench", "chat", "cli", "engine", "files", "formats", "kernels", "models", "planner", "quantize", "text", "tui",
-    "worker",
+    "bench", "chat", "cli", "engine", "files", "formats", "kernels", "models", "planner", "quantize", "server", "text",
+    "tui", "worker",
 }  # fmt: skip
 FAMILIES = {
     "attention", "bcq", "common", "delta", "experts", "gather", "gguf", "int4", "lookup", "nf4", "rowlut", "rows",
-    "search", "step",
+    "scaled", "search", "step",
 }  # fmt: skip
 # Class names of a contract: four of a format or architecture, and a message of two Textual widgets with one meaning
 CONTRACT_CLASSES = {"Chosen", "Config", "Linear", "Model", "Packed"}
 MODULES, LAYERS, DOCSTRING_LINES = 17, 12, 15
 SIZES = {"README.md": 25_000, "csrc/README.md": 30_000}
+LINES = {"localq/README.md": 60}
 
 
 def folders(parent: Path) -> set[str]:
@@ -68,6 +69,11 @@ def test_two_classes_never_share_a_name():
 @pytest.mark.parametrize("document", SIZES)
 def test_documents_keep_their_size(document):
     assert len((ROOT / document).read_bytes()) <= SIZES[document]
+
+
+@pytest.mark.parametrize("document", LINES)
+def test_documents_keep_their_number_of_lines(document):
+    assert len((ROOT / document).read_text().splitlines()) <= LINES[document]
 
 
 @pytest.mark.parametrize(

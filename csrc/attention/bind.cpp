@@ -39,9 +39,9 @@ void bind_attention(py::module_& m) {
   m.def(
       "attention_decode",
       [](uintptr_t qkv, const Layer& layer, uintptr_t position, uintptr_t base, int heads, int q_stride, uintptr_t gate,
-         int gate_stride, uintptr_t rotary, int rotary_dim, uintptr_t sinks, const Norm& q_norm, const Norm& k_norm,
-         float scale, float softcap, int window, uintptr_t partials, uintptr_t arrived, int splits, uintptr_t out,
-         int type, int device, uintptr_t stream) {
+         int gate_stride, int gate_row_stride, uintptr_t rotary, int rotary_dim, uintptr_t sinks, const Norm& q_norm,
+         const Norm& k_norm, float scale, float softcap, int window, uintptr_t partials, uintptr_t arrived, int splits,
+         int rows, uintptr_t out, int type, int device, uintptr_t stream) {
         AttentionStep step = {};
         step.qkv = pointer<const void>(qkv);
         step.position = pointer<const int64_t>(position);
@@ -53,6 +53,7 @@ void bind_attention(py::module_& m) {
         step.q_stride = q_stride;
         step.gate = pointer<const void>(gate);
         step.gate_stride = gate_stride;
+        step.gate_row_stride = gate_row_stride;
         step.q_norm = static_cast<NormKind>(std::get<0>(q_norm));
         step.k_norm = static_cast<NormKind>(std::get<0>(k_norm));
         step.q_norm_weight = pointer<const void>(std::get<1>(q_norm));
@@ -66,13 +67,14 @@ void bind_attention(py::module_& m) {
         step.partials = pointer<float>(partials);
         step.arrived = pointer<int>(arrived);
         step.splits = splits;
+        step.rows = rows;
         attention_decode(step, kv_layer(layer), static_cast<Type>(type), device, stream_of(stream));
       },
       py::arg("qkv"), py::arg("layer"), py::arg("position"), py::arg("base"), py::arg("heads"), py::arg("q_stride"),
-      py::arg("gate"), py::arg("gate_stride"), py::arg("rotary"), py::arg("rotary_dim"), py::arg("sinks"),
-      py::arg("q_norm"), py::arg("k_norm"), py::arg("scale"), py::arg("softcap"), py::arg("window"),
-      py::arg("partials"), py::arg("arrived"), py::arg("splits"), py::arg("out"), py::arg("type"), py::arg("device"),
-      py::arg("stream"));
+      py::arg("gate"), py::arg("gate_stride"), py::arg("gate_row_stride"), py::arg("rotary"), py::arg("rotary_dim"),
+      py::arg("sinks"), py::arg("q_norm"), py::arg("k_norm"), py::arg("scale"), py::arg("softcap"), py::arg("window"),
+      py::arg("partials"), py::arg("arrived"), py::arg("splits"), py::arg("rows"), py::arg("out"), py::arg("type"),
+      py::arg("device"), py::arg("stream"));
 
   m.def(
       "kv_write",

@@ -6,7 +6,7 @@
 // operands are local:
 //   incoming [source][unit / ranks][32], facts [source][head] = largest score, sum of weights
 // With more than one cluster, blocks of the same rank combine in global memory, and the last to arrive finishes:
-//   partials o f32 [y][cluster][unit][32], then facts f32x2 [y][cluster][unit]
+//   partials o f32 [z][y][cluster][unit][32], then facts f32x2 [z][y][cluster][unit]
 // Eight threads share a unit, four columns each.
 #pragma once
 
@@ -94,7 +94,8 @@ __device__ __forceinline__ uint2 load_gate(const Arguments& a, int first_head, i
   const int head = unit / kUnits, column = unit % kUnits * 32 + threadIdx.x % 8 * 4;
   uint2 gate = {};
   if (a.step.gate != nullptr && head < heads && column < a.layer.head_dim) {
-    const auto* from = static_cast<const uint16_t*>(a.step.gate) + int64_t(first_head + head) * a.step.gate_stride;
+    const auto* from = static_cast<const uint16_t*>(a.step.gate) + int64_t(first_head + head) * a.step.gate_stride +
+                       int64_t(blockIdx.z) * a.step.gate_row_stride;
     gate = __ldcg(reinterpret_cast<const uint2*>(from + column));
   }
   return gate;
@@ -125,7 +126,8 @@ __device__ __forceinline__ void finish(const Partial& part, float sink, float4 s
   uint2 packed;
   packed.x = bits_of(o.x, a.bf16) | unsigned(bits_of(o.y, a.bf16)) << 16;
   packed.y = bits_of(o.z, a.bf16) | unsigned(bits_of(o.w, a.bf16)) << 16;
-  auto* out = static_cast<uint16_t*>(a.step.out) + int64_t(first_head + unit / kUnits) * head_dim + column;
+  const int64_t head_of_all = int64_t(blockIdx.z) * a.step.heads + first_head + unit / kUnits;
+  auto* out = static_cast<uint16_t*>(a.step.out) + head_of_all * head_dim + column;
   *reinterpret_cast<uint2*>(out) = packed;
 }
 
@@ -193,8 +195,9 @@ __device__ __forceinline__ void receive(Shared<kDim, kHeadTiles>& shared, const 
   const int sources = min(ranks, own + 1 - (cluster << bits)), lane = threadIdx.x % 32;
   const int items = (max(0, heads * kUnits - rank + ranks - 1) >> bits) * 8;
   if (items == 0) return;
-  const int64_t places = int64_t(gridDim.y) * a.step.splits * kMost,
-                place = int64_t(blockIdx.y) * a.step.splits * kMost;
+  const int group = blockIdx.z * gridDim.y + blockIdx.y;
+  const int64_t places = int64_t(gridDim.y) * gridDim.z * a.step.splits * kMost,
+                place = int64_t(group) * a.step.splits * kMost;
   const Exchange exchange = {reinterpret_cast<float4*>(a.step.partials) + 8 * place,
                              reinterpret_cast<float2*>(a.step.partials + 32 * places) + place, kMost};
   const auto factors = [&](int i, int unit) {
@@ -211,7 +214,7 @@ __device__ __forceinline__ void receive(Shared<kDim, kHeadTiles>& shared, const 
       if (i % 8 == 0) __stcg(exchange.facts + at, part.facts);
     }
   }
-  if (clusters == 1 || !arrives_last(shared, a.step.arrived + (blockIdx.y << bits) + rank, clusters)) return;
+  if (clusters == 1 || !arrives_last(shared, a.step.arrived + (group << bits) + rank, clusters)) return;
   for (int i = threadIdx.x; i - lane < items; i += kThreads) {
     const int item = min(i, items - 1), unit = (item / 8 << bits) + rank;
     const Partial part = fetched(exchange, unit, clusters);

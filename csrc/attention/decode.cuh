@@ -52,6 +52,12 @@ __device__ __forceinline__ float score(float product, const AttentionStep& step)
   return kLog2e * (step.softcap > 0.f ? step.softcap * tanhf(x / step.softcap) : x);
 }
 
+// qkv of the block's row.
+__device__ __forceinline__ const uint4* row_of(const Arguments& a) {
+  const int64_t chunks = (int64_t(a.step.heads) * a.step.q_stride + 2 * a.layer.kv_heads * a.layer.head_dim) / 8;
+  return static_cast<const uint4*>(a.step.qkv) + blockIdx.z * chunks;
+}
+
 // ---- the slots of a block
 
 __device__ __forceinline__ int ceil_div(int a, int b) {
@@ -75,6 +81,11 @@ __device__ __forceinline__ Share share_of(const Arguments& a, int slot, int spli
   return {first + start, min(size, count - start), own};
 }
 
+// Heads too wide for the registers of a warp: k and v are loaded in parts, and the block takes more shared memory than
+// an instance may have without asking for it.
+template <int kDim>
+constexpr bool kInParts = kDim > 256;
+
 // ---- the shared memory of a block
 
 template <int kDim, int kHeadTiles>
@@ -95,6 +106,14 @@ struct Shared {
   float sink[kHeads];  // in units of log2; -inf without sinks
   float largest[kWarps][kHeads], sum[kWarps][kHeads];
   bool last;
+};
+
+// That of a block which only writes k and v of a token.
+template <int kDim>
+struct Written {
+  alignas(16) uint16_t row[2][kDim];  // k, v in T
+  float weight[2][kDim];              // as in Shared
+  float fresh[2][kDim];               // not read
 };
 
 }  // namespace localq::decoding

@@ -17,6 +17,13 @@ __device__ __forceinline__ T& block_memory() {
   return memory;
 }
 
+// The same of a launch with so many bytes of dynamic shared memory.
+template <typename T>
+__device__ __forceinline__ T& launched_memory() {
+  extern __shared__ __align__(16) unsigned char bytes[];
+  return *reinterpret_cast<T*>(bytes);
+}
+
 // Later reads see at least what the writer of the value had seen.
 __device__ __forceinline__ int64_t acquire_load(const int64_t* at) {
   int64_t value;

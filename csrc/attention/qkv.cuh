@@ -13,7 +13,7 @@ template <int kDim, int kHeadTiles>
 __device__ __forceinline__ void stage_rows(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
                                            int first_head, int heads) {
   const int chunks = a.layer.head_dim / 8, apart = a.step.q_stride / 8;
-  const auto* qkv = static_cast<const uint4*>(a.step.qkv);
+  const uint4* qkv = row_of(a);
   const auto* kv = qkv + int64_t(a.step.heads) * apart;  // k of all kv heads, then v
   for (int i = threadIdx.x; i < (heads + 2) * chunks; i += kThreads) {
     const int row = i / chunks, chunk = i % chunks;

@@ -70,11 +70,13 @@ __device__ __forceinline__ unsigned scaled(unsigned pair, unsigned scales) {
 template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 struct Warp {
   static constexpr int kBlocks = kDim / 32, kWide = kDim / 64, kTiles = kHeadTiles;
-  static constexpr bool kCodes = kKeyBits != 16;  // keys and values are quantized
-  Chunk<kKeyBits> k[2][kBlocks];                  // slots g and 8 + g, columns 32 block + 8 t ..
-  Chunk<kValueBits> v[4][kWide];                  // slots 2t, 2t + 1, 8 + 2t, 9 + 2t, columns 64 wide + 8 g ..
-  Scales<kCodes ? kBlocks : 1> k_scale[4];        // of the four slots of v
-  Scales<kCodes ? kWide : 1> v_scale[4];          // of the blocks of this lane's columns
+  static constexpr bool kCodes = kKeyBits != 16;                // keys and values are quantized
+  static constexpr int kPart = kInParts<kDim> ? 4 : kBlocks;    // blocks of k that are held at once
+  static constexpr int kWidePart = kInParts<kDim> ? 1 : kWide;  // runs of 64 columns of v, the same
+  Chunk<kKeyBits> k[2][kPart];                                  // slots g and 8 + g, columns 32 block + 8 t ..
+  Chunk<kValueBits> v[4][kWidePart];        // slots 2t, 2t + 1, 8 + 2t, 9 + 2t, columns 64 wide + 8 g ..
+  Scales<kCodes ? kBlocks : 1> k_scale[4];  // of the four slots of v
+  Scales<kCodes ? kWide : 1> v_scale[4];    // of the blocks of this lane's columns
   float o[kHeadTiles][kDim / 16][4];
   float largest[kHeadTiles], sum[kHeadTiles];  // of head 8 tile + g; the sum is this lane's part
 
@@ -91,26 +93,34 @@ struct Warp {
     }
   }
 
-  __device__ __forceinline__ void load_k(const KvLayer& layer, int64_t base, int tile, int count, int lane) {
+  // first: the first block of those that are held.
+  __device__ __forceinline__ void load_k(const KvLayer& layer, int64_t base, int tile, int count, int lane,
+                                         int first = 0) {
     const int g = lane / 4, t = lane % 4, bytes = layer.head_dim * kKeyBits / 8;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int64_t slot = base + min(tile * kTile + 8 * j + g, count - 1);  // never past the live slots
       const uint8_t* row = static_cast<const uint8_t*>(layer.k) + slot * bytes;
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) k[j][b] = load_chunk<Chunk<kKeyBits>>(row, 32 * b + 8 * t, layer.head_dim);
+      for (int b = 0; b < kPart; ++b) {
+        k[j][b] = load_chunk<Chunk<kKeyBits>>(row, 32 * (first + b) + 8 * t, layer.head_dim);
+      }
     }
     if constexpr (kCodes) load_four(k_scale, layer.k_scales, 0, base, tile, count, t);
   }
 
-  __device__ __forceinline__ void load_v(const KvLayer& layer, int64_t base, int tile, int count, int lane) {
+  // first: the first run of 64 columns of those that are held.
+  __device__ __forceinline__ void load_v(const KvLayer& layer, int64_t base, int tile, int count, int lane,
+                                         int first = 0) {
     const int g = lane / 4, t = lane % 4, bytes = layer.head_dim * kValueBits / 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t slot = base + min(tile * kTile + slot_of(i, t), count - 1);
       const uint8_t* row = static_cast<const uint8_t*>(layer.v) + slot * bytes;
 #pragma unroll
-      for (int w = 0; w < kWide; ++w) v[i][w] = load_chunk<Chunk<kValueBits>>(row, 64 * w + 8 * g, layer.head_dim);
+      for (int w = 0; w < kWidePart; ++w) {
+        v[i][w] = load_chunk<Chunk<kValueBits>>(row, 64 * (first + w) + 8 * g, layer.head_dim);
+      }
     }
     if constexpr (kCodes) load_four(v_scale, layer.v_scales, g / 4 * kWide, base, tile, count, t);
   }
@@ -125,14 +135,16 @@ struct Warp {
     }
   }
 
-  // s[j] = products of heads g, 8 + g with slots 8 j + 2t, 8 j + 2t + 1 of the tile.
-  __device__ __forceinline__ void products(float (&s)[2][4], const Shared<kDim, kHeadTiles>& shared, int lane) {
+  // s[j] += products of heads g, 8 + g with slots 8 j + 2t, 8 j + 2t + 1 of the tile, in the blocks that are held.
+  __device__ __forceinline__ void products(float (&s)[2][4], const Shared<kDim, kHeadTiles>& shared, int lane,
+                                           int first_block = 0) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      const uint4 low = *reinterpret_cast<const uint4*>(&shared.q[g][32 * b + 8 * t]);
+    for (int b = 0; b < kPart; ++b) {
+      const int column = 32 * (first_block + b) + 8 * t;
+      const uint4 low = *reinterpret_cast<const uint4*>(&shared.q[g][column]);
       uint4 high = {};
-      if constexpr (kHeadTiles == 2) high = *reinterpret_cast<const uint4*>(&shared.q[8 + g][32 * b + 8 * t]);
+      if constexpr (kHeadTiles == 2) high = *reinterpret_cast<const uint4*>(&shared.q[8 + g][column]);
       const unsigned first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -193,9 +205,31 @@ struct Warp {
     }
   }
 
-  __device__ __forceinline__ void accumulate(const unsigned (&p)[kHeadTiles][2], int lane) {
+  // The whole tile in parts, which are loaded where they are used: heads too wide to be held.
+  __device__ __forceinline__ void products_in_parts(float (&s)[2][4], const Shared<kDim, kHeadTiles>& shared,
+                                                    const KvLayer& layer, int64_t base, int tile, int count, int lane) {
+#pragma unroll 1
+    for (int first = 0; first < kBlocks; first += kPart) {
+      load_k(layer, base, tile, count, lane, first);
+      products(s, shared, lane, first);
+      __syncwarp();  // keeps the loads of the next part behind it: they would spill registers
+    }
+  }
+  __device__ __forceinline__ void accumulate_in_parts(const unsigned (&p)[kHeadTiles][2], const KvLayer& layer,
+                                                      int64_t base, int tile, int count, int lane) {
 #pragma unroll
-    for (int w = 0; w < kWide; ++w) {
+    for (int first = 0; first < kWide; first += kWidePart) {
+      load_v(layer, base, tile, count, lane, first);
+      accumulate<kWidePart>(p, lane, first);
+      __syncwarp();
+    }
+  }
+
+  // o += P V in kCount runs of 64 columns from `first` on, which are held.
+  template <int kCount = kWide>
+  __device__ __forceinline__ void accumulate(const unsigned (&p)[kHeadTiles][2], int lane, int first = 0) {
+#pragma unroll
+    for (int w = 0; w < kCount; ++w) {
       Pairs pairs[4];
       unsigned scales[2] = {};
 #pragma unroll
@@ -215,7 +249,7 @@ struct Warp {
           for (int r = 0; r < 4; ++r) a[r] = scaled(a[r], scales[r / 2]);
         }
 #pragma unroll
-        for (int h = 0; h < kHeadTiles; ++h) multiply<T>(o[h][4 * w + i], a, p[h][0], p[h][1]);
+        for (int h = 0; h < kHeadTiles; ++h) multiply<T>(o[h][4 * (first + w) + i], a, p[h][0], p[h][1]);
       }
     }
   }

@@ -36,6 +36,7 @@ void bind_int4(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
 void bind_delta(pybind11::module_& m);
 void bind_step(pybind11::module_& m);
+void bind_scaled(pybind11::module_& m);
 void bind_rowlut(pybind11::module_& m);
 void bind_vq(pybind11::module_& m);
 void bind_bcq(pybind11::module_& m);

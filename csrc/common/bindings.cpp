@@ -21,6 +21,7 @@ PYBIND11_MODULE(_C, m) {
   localq::bind_attention(m);
   localq::bind_delta(m);
   localq::bind_step(m);
+  localq::bind_scaled(m);
   localq::bind_rowlut(m);
   localq::bind_vq(m);
   localq::bind_bcq(m);

@@ -23,6 +23,19 @@ DeltaNet net_of(const py::dict& operands, float eps, int key_heads, int shared) 
           shared};
 }
 
+DeltaStep step_of(const py::dict& operands, float eps, float x_eps, int x_kind, int key_heads, int shared, int hidden) {
+  return {net_of(operands, eps, key_heads, shared),
+          address<const void>(operands, "x"),
+          address<const void>(operands, "x_norm"),
+          address<const void>(operands, "write"),
+          address<const void>(operands, "decay"),
+          address<float>(operands, "heads"),
+          address<int32_t>(operands, "arrived"),
+          x_eps,
+          static_cast<NormKind>(x_kind),
+          hidden};
+}
+
 }  // namespace
 
 void bind_delta(py::module_& m) {
@@ -30,20 +43,30 @@ void bind_delta(py::module_& m) {
       "delta_decode",
       [](const py::dict& operands, float eps, float x_eps, int x_kind, int key_heads, int shared, int hidden, int type,
          int device, uintptr_t stream) {
-        const DeltaStep step = {net_of(operands, eps, key_heads, shared),
-                                address<const void>(operands, "x"),
-                                address<const void>(operands, "x_norm"),
-                                address<const void>(operands, "write"),
-                                address<const void>(operands, "decay"),
-                                address<float>(operands, "heads"),
-                                address<int32_t>(operands, "arrived"),
-                                x_eps,
-                                static_cast<NormKind>(x_kind),
-                                hidden};
+        const DeltaStep step = step_of(operands, eps, x_eps, x_kind, key_heads, shared, hidden);
         delta_decode(step, static_cast<Type>(type), device, stream_of(stream));
       },
       py::arg("operands"), py::arg("eps"), py::arg("x_eps"), py::arg("x_kind"), py::arg("key_heads"), py::arg("shared"),
       py::arg("hidden"), py::arg("type"), py::arg("device"), py::arg("stream"));
+  m.def(
+      "delta_verify",
+      [](const py::dict& operands, float eps, float x_eps, int x_kind, int key_heads, int shared, int hidden,
+         int drafted, int rows, int stride, int type, int device, uintptr_t stream) {
+        const DeltaRows step = {step_of(operands, eps, x_eps, x_kind, key_heads, shared, hidden),
+                                address<void>(operands, "drafted_inputs"),
+                                address<float>(operands, "drafted_decay"),
+                                address<float>(operands, "drafted_beta"),
+                                address<float>(operands, "row_rates"),
+                                address<const int64_t>(operands, "position"),
+                                address<const int64_t>(operands, "first_drafted"),
+                                drafted,
+                                rows,
+                                stride};
+        delta_verify(step, static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("operands"), py::arg("eps"), py::arg("x_eps"), py::arg("x_kind"), py::arg("key_heads"), py::arg("shared"),
+      py::arg("hidden"), py::arg("drafted"), py::arg("rows"), py::arg("stride"), py::arg("type"), py::arg("device"),
+      py::arg("stream"));
   m.def(
       "delta_prefill",
       [](const py::dict& operands, float eps, int key_heads, int shared, int tokens, int chunks, int type, int device,

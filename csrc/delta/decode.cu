@@ -32,20 +32,7 @@ void start(const DeltaStep& step, int device, cudaStream_t stream) {
 
 void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t stream) {
   delta::check_net(step, type, kOp);
-  require_aligned(step.inputs, 2, kOp, "inputs");
-  require_aligned(step.gates, 2, kOp, "gates");
-  require(step.hidden >= 8 && step.hidden % 8 == 0, kOp, "hidden", step.hidden, "must be a multiple of 8");
-  require(step.x_kind != NormKind::kNone, kOp, "x_kind", int(step.x_kind), "must be a norm");
-  require_aligned(step.x, 16, kOp, "x");
-  require_aligned(step.x_norm, 16, kOp, "x_norm");
-  require_aligned(step.write, 16, kOp, "write");
-  require_aligned(step.decay, 16, kOp, "decay");
-  require_aligned(step.norm, 2, kOp, "norm");
-  require_aligned(step.columns, 2, kOp, "columns");
-  require_aligned(step.matrix, 16, kOp, "matrix");
-  require_aligned(step.heads, 4, kOp, "heads");
-  require_aligned(step.arrived, 4, kOp, "arrived");
-  require_aligned(step.out, 2, kOp, "out");
+  delta::check_step(step, kOp);
   const DeviceGuard guard(device, kOp);
   if (type == Type::kFloat16) return start<__half>(step, device, stream);
   start<__nv_bfloat16>(step, device, stream);

@@ -48,6 +48,15 @@ struct Channel {
     T* to = static_cast<T*>(step.columns) + 3 * number;
     to[0] = past[1], to[1] = past[2], to[2] = input;
   }
+
+  // The same in registers, and what they hold written: for tokens that may be rejected (verify_kernel.cuh).
+  __device__ __forceinline__ void push(T input) {
+    past[0] = past[1], past[1] = past[2], past[2] = input;
+  }
+  __device__ __forceinline__ void store(const DeltaStep& step) const {
+    T* to = static_cast<T*>(step.columns) + 3 * number;
+    to[0] = past[0], to[1] = past[1], to[2] = past[2];
+  }
 };
 
 // A head behind its norm and gate, by one warp; what does not depend on the rule is loaded early.

@@ -1,4 +1,5 @@
-// A decode step (decode.cu) and a pass of many tokens (prefill.cu) of a gated delta net: host API.
+// A decode step of one token (decode.cu) or several (verify.cu), and a pass of many tokens (prefill.cu), of a gated
+// delta net: host API.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,11 +11,12 @@
 
 namespace localq {
 
-constexpr int kDeltaDim = 128;  // key_dim and value_dim
-constexpr int kDeltaTaps = 4;   // of the convolution
+constexpr int kDeltaDim = 128;     // key_dim and value_dim
+constexpr int kDeltaTaps = 4;      // of the convolution
+constexpr int kMostDeltaRows = 8;  // tokens of a step
 
-// Operands of both, for N tokens (1 in a step). H key heads, R value heads for each of them, C = (2 H + H R) * 128
-// channels: q, k, v.
+// Operands of all, for N tokens (1 in a step of one token). H key heads, R value heads for each of them, C = (2 H + H
+// R) * 128 channels: q, k, v.
 //   inputs      T [N, C]            of the convolution
 //   gates       T [N, H R * 128]    z
 //   taps        T [C, 4]            of the convolution, the token's own last
@@ -58,6 +60,34 @@ struct DeltaStep : DeltaNet {
 };
 
 void delta_decode(const DeltaStep& step, Type type, int device, cudaStream_t stream);
+
+// Operands of a step of several tokens, of which all but the first are drafted: those of a step, with
+//   rows        N: 1 to 8; 0 to replay only
+//   stride      elements between rows of inputs, and of gates
+//   x           T [N, hidden]
+//   heads       f32 [N, H R * 128]
+//   columns, matrix   advance by the replayed tokens and the first of this step
+// and
+//   drafted          rows that the next three have: at least N - 1, at most 7
+//   drafted_inputs   T [drafted, C]     those of the drafted tokens before, then of this step
+//   drafted_decay, drafted_beta   f32 [drafted, H R]   the same of g and beta
+//   row_rates        f32 [N, 2, H R]    workspace: g and beta
+//   position         i64 [1]            of the first token of this step
+//   first_drafted    i64 [1]            position of the first row of drafted_inputs: rows before `position` are
+//   replayed
+struct DeltaRows : DeltaStep {
+  void* drafted_inputs;
+  float* drafted_decay;
+  float* drafted_beta;
+  float* row_rates;
+  const int64_t* position;
+  const int64_t* first_drafted;
+  int drafted;
+  int rows;
+  int stride;
+};
+
+void delta_verify(const DeltaRows& step, Type type, int device, cudaStream_t stream);
 
 // Operands of a pass.
 //   write, decay   T [N, H R]       b and a

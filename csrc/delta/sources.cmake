@@ -1,4 +1,4 @@
 set(HOST)
 set(LONG prefill.cu)
-set(SHORT decode.cu)
+set(SHORT decode.cu verify.cu)
 set(BINDINGS bind.cpp)

@@ -7,6 +7,7 @@
 
 #include "common/bind_gemv.h"
 #include "experts/experts.h"
+#include "experts/grouped.h"
 
 namespace py = pybind11;
 
@@ -106,6 +107,59 @@ void bind_experts(py::module_& m) {
       },
       py::arg("x"), py::arg("stack"), py::arg("bias"), py::arg("chosen"), py::arg("active"), py::arg("weights"),
       py::arg("residual"), py::arg("early"), py::arg("y"), py::arg("type"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "experts_sort",
+      [](uintptr_t chosen, int64_t count, int active, int experts, uintptr_t rows, uintptr_t places, uintptr_t ends,
+         uintptr_t tile_ends, int device, uintptr_t stream) {
+        const ExpertEntries e = {pointer<const int64_t>(chosen),
+                                 count,
+                                 active,
+                                 experts,
+                                 pointer<int32_t>(rows),
+                                 pointer<int32_t>(places),
+                                 pointer<int32_t>(ends),
+                                 pointer<int32_t>(tile_ends)};
+        experts_sort(e, device, stream_of(stream));
+      },
+      py::arg("chosen"), py::arg("count"), py::arg("active"), py::arg("experts"), py::arg("rows"), py::arg("places"),
+      py::arg("ends"), py::arg("tile_ends"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "experts_gemm",
+      [](uintptr_t x, const py::dict& stack, int64_t first, uintptr_t rows, uintptr_t ends, uintptr_t tile_ends,
+         int64_t all_experts, int64_t entries, uintptr_t bias, bool gated, int gate, float alpha, float limit,
+         bool interleaved, uintptr_t y, int type, int device, uintptr_t stream) {
+        const ExpertsGemm e = {stack_of(stack),
+                               first,
+                               pointer<const void>(x),
+                               pointer<const int32_t>(rows),
+                               pointer<const int32_t>(ends),
+                               pointer<const int32_t>(tile_ends),
+                               all_experts,
+                               entries,
+                               pointer<const void>(bias),
+                               gated,
+                               static_cast<Gate>(gate),
+                               alpha,
+                               limit,
+                               interleaved,
+                               pointer<void>(y)};
+        experts_gemm(e, static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("stack"), py::arg("first"), py::arg("rows"), py::arg("ends"), py::arg("tile_ends"),
+      py::arg("all_experts"), py::arg("entries"), py::arg("bias"), py::arg("gated"), py::arg("gate"), py::arg("alpha"),
+      py::arg("limit"), py::arg("interleaved"), py::arg("y"), py::arg("type"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "experts_sum",
+      [](uintptr_t x, uintptr_t places, uintptr_t weights, uintptr_t y, int type, int64_t tokens, int active,
+         int64_t width, int device, uintptr_t stream) {
+        experts_sum(pointer<const void>(x), pointer<const int32_t>(places), pointer<const float>(weights),
+                    pointer<void>(y), static_cast<Type>(type), tokens, active, width, device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("places"), py::arg("weights"), py::arg("y"), py::arg("type"), py::arg("tokens"),
+      py::arg("active"), py::arg("width"), py::arg("device"), py::arg("stream"));
 
   m.def(
       "mxfp4_gemv",

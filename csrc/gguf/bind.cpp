@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/bind_gemv.h"
+#include "gguf/experts.h"
 #include "gguf/gguf.h"
 
 namespace py = pybind11;
@@ -15,7 +16,12 @@ namespace {
 
 GgufMatrix gguf_of(const py::dict& m) {
   return {address<const uint8_t>(m, "blocks"), address<const uint16_t>(m, "places"), field<int64_t>(m, "out_features"),
-          field<int64_t>(m, "in_features")};
+          field<int64_t>(m, "in_features"), field<float>(m, "factor")};
+}
+
+GgufStack gguf_stack_of(const py::dict& m) {
+  return {address<const uint64_t>(m, "blocks"), address<const float>(m, "factors"), field<int64_t>(m, "experts"),
+          field<int64_t>(m, "parts"),           field<int64_t>(m, "out_features"),  field<int64_t>(m, "in_features")};
 }
 
 }  // namespace
@@ -45,6 +51,43 @@ void bind_gguf(py::module_& m) {
       },
       py::arg("matrix"), py::arg("block_type"), py::arg("out"), py::arg("type"), py::arg("row_begin"),
       py::arg("row_count"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "gguf_experts_gate_up",
+      [](uintptr_t x, const py::dict& stack, int gate_type, int up_type, int norm, uintptr_t norm_weight, float eps,
+         uintptr_t chosen, int active, uintptr_t gates, uintptr_t y, int type, int device, uintptr_t stream) {
+        const GgufExpertsGateUp e = {gguf_stack_of(stack),
+                                     pointer<const void>(x),
+                                     static_cast<NormKind>(norm),
+                                     pointer<const void>(norm_weight),
+                                     eps,
+                                     pointer<const int32_t>(chosen),
+                                     active,
+                                     pointer<float>(gates),
+                                     pointer<void>(y)};
+        gguf_experts_gate_up(e, static_cast<GgufType>(gate_type), static_cast<GgufType>(up_type),
+                             static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("stack"), py::arg("gate_type"), py::arg("up_type"), py::arg("norm"), py::arg("norm_weight"),
+      py::arg("eps"), py::arg("chosen"), py::arg("active"), py::arg("gates"), py::arg("y"), py::arg("type"),
+      py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "gguf_experts_down",
+      [](uintptr_t x, const py::dict& stack, int block_type, uintptr_t chosen, uintptr_t weights, int active,
+         uintptr_t residual, bool early, uintptr_t y, int type, int device, uintptr_t stream) {
+        const GgufExpertsDown e = {gguf_stack_of(stack),
+                                   pointer<const void>(x),
+                                   pointer<const int32_t>(chosen),
+                                   pointer<const float>(weights),
+                                   active,
+                                   pointer<const void>(residual),
+                                   early,
+                                   pointer<void>(y)};
+        gguf_experts_down(e, static_cast<GgufType>(block_type), static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("stack"), py::arg("block_type"), py::arg("chosen"), py::arg("weights"), py::arg("active"),
+      py::arg("residual"), py::arg("early"), py::arg("y"), py::arg("type"), py::arg("device"), py::arg("stream"));
 }
 
 }  // namespace localq

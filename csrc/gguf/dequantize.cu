@@ -4,13 +4,13 @@
 //
 // A warp takes 256 columns of a tile, or as many as are left: their tile blocks are copied to shared memory at once. A
 // lane writes eight columns of a row, 16 bytes of 16-bit weights, or twice four columns. Bound: memory.
+#include <type_traits>
+
+#include "common/async_copies.cuh"
 #include "common/launch.h"
 #include "common/rounding.cuh"
 #include "common/tile_shares.cuh"
-#include "gguf/gguf.h"
-#include "gguf/intrinsics.cuh"
-#include "gguf/iq4_blocks.cuh"
-#include "gguf/k_blocks.cuh"
+#include "gguf/block_types.h"
 
 namespace localq {
 namespace {
@@ -24,21 +24,50 @@ struct Arguments {
   const uint8_t* blocks;  // of the first row of the slab
   uint32_t in, pieces;    // columns of a row; pieces of a row
   uint32_t count;         // pieces of the slab
+  float factor;           // of block types that have one
 };
 
+// Four bytes of values rounded to T, from `from` on.
 template <typename T>
-__device__ __forceinline__ void write_four(T* to, const float* from) {
-  Run<T, 4> four;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) round_to(from[i], four.value[i]);
-  *reinterpret_cast<Run<T, 4>*>(to) = four;
+__device__ __forceinline__ uint32_t rounded_word(const float* from) {
+  if constexpr (sizeof(T) == 4) {
+    return as<uint32_t>(from[0]);
+  } else {
+    T low, high;
+    round_to(from[0], low), round_to(from[1], high);
+    return as<uint16_t>(low) | uint32_t(as<uint16_t>(high)) << 16;
+  }
 }
+
+// kCount values, 8 or 16 bytes at a time. Assignments become stores of 2 and 4 bytes, which took twice
+// as long.
+template <int kCount, typename T>
+__device__ __forceinline__ void write(T* to, const float* from) {
+  constexpr int kOfWord = 4 / sizeof(T), kWords = kCount / kOfWord;
+  if constexpr (kWords == 2) {
+    __stcg(reinterpret_cast<uint2*>(to), make_uint2(rounded_word<T>(from), rounded_word<T>(from + kOfWord)));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4 * kOfWord) {
+      __stcg(reinterpret_cast<uint4*>(to + i),
+             make_uint4(rounded_word<T>(from + i), rounded_word<T>(from + i + kOfWord),
+                        rounded_word<T>(from + i + 2 * kOfWord), rounded_word<T>(from + i + 3 * kOfWord)));
+    }
+  }
+}
+
+// Bytes of the grid that weights of a block type are looked up in; 0 for others.
+template <class Block, typename = void>
+constexpr uint32_t kGridBytes = 0;
+template <class Block>
+constexpr uint32_t kGridBytes<Block, std::void_t<decltype(Block::kGridBytes)>> = Block::kGridBytes;
 
 template <class Block, typename T>
 __global__ void __launch_bounds__(32 * kWarps) gguf_dequantize_kernel(const Arguments p, T* out) {
   constexpr uint32_t kBlocks = kPieceColumns / Block::kColumns, kBytes = kBlocks * Block::kBytes;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
-  uint8_t* const piece = shared_memory() + warp * kBytes;
+  const uint8_t* const grid = shared_memory();
+  uint8_t* const piece = shared_memory() + kGridBytes<Block> + warp * kBytes;
   const uint32_t number = blockIdx.x * kWarps + warp, tile = number / p.pieces;
   const uint32_t column = number % p.pieces * kPieceColumns, columns = min(p.in - column, uint32_t(kPieceColumns));
   if (number < p.count) {
@@ -47,6 +76,10 @@ __global__ void __launch_bounds__(32 * kWarps) gguf_dequantize_kernel(const Argu
     for (uint32_t i = lane * 16; i < bytes; i += 512) copy_async(piece + i, p.blocks + before + i);
   }
   end_copies();
+  if constexpr (kGridBytes<Block> != 0) {
+    Block::fill_table(shared_memory());
+    __syncthreads();
+  }
   dependency_wait();
   release_dependents();
   if (number >= p.count) return;
@@ -57,13 +90,23 @@ __global__ void __launch_bounds__(32 * kWarps) gguf_dequantize_kernel(const Argu
   for (uint32_t run = 0; run < columns / 32; ++run) {
     float w[2][8];
     constexpr uint32_t kRuns = Block::kColumns / 32;
-    Block::weights(w, piece + run / kRuns * Block::kBytes, run % kRuns);
+    if constexpr (kGridBytes<Block> != 0) {
+      Block::weights(w, piece + run / kRuns * Block::kBytes, grid, run % kRuns);
+    } else {
+      Block::weights(w, piece + run / kRuns * Block::kBytes, run % kRuns);
+    }
+    if constexpr (kHasFactor<Block>) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) w[i / 8][i % 8] = __fmul_rn(w[i / 8][i % 8], p.factor);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int four = 0; four < 2; ++four) {
-        const uint32_t at = 32 * run + (Block::kSplit ? 16 * four + 4 * t : 8 * t + 4 * four);
-        write_four(row + uint64_t(8 * i) * p.in + at, w[i] + 4 * four);
+      T* const to = row + uint64_t(8 * i) * p.in + 32 * run;
+      if constexpr (Block::kSplit) {
+        write<4>(to + 4 * t, w[i]);
+        write<4>(to + 16 + 4 * t, w[i] + 4);
+      } else {
+        write<8>(to + 8 * t, w[i]);
       }
     }
   }
@@ -73,7 +116,7 @@ template <class Block, typename T>
 void launch_typed(const Arguments& p, void* out, int device, cudaStream_t stream) {
   constexpr uint32_t kBytes = kPieceColumns / Block::kColumns * Block::kBytes;
   launch(kOp, device, gguf_dequantize_kernel<Block, T>, dim3((p.count + kWarps - 1) / kWarps), dim3(32 * kWarps),
-         kWarps * kBytes, stream, p, static_cast<T*>(out));
+         kGridBytes<Block> + kWarps * kBytes, stream, p, static_cast<T*>(out));
 }
 
 template <class Block>
@@ -85,6 +128,7 @@ void launch_block(const GgufMatrix& w, void* out, Type type, int64_t row_begin, 
   Arguments p = {};
   p.blocks = w.blocks + row_begin / kTileRows * (w.in / Block::kColumns) * Block::kBytes;
   p.in = uint32_t(w.in), p.pieces = uint32_t(pieces), p.count = uint32_t(row_count / kTileRows * pieces);
+  p.factor = w.factor;
   switch (type) {
     case Type::kFloat16:
       return launch_typed<Block, __half>(p, out, device, stream);
@@ -98,35 +142,8 @@ void launch_block(const GgufMatrix& w, void* out, Type type, int64_t row_begin, 
 
 using Launcher = void (*)(const GgufMatrix&, void*, Type, int64_t, int64_t, int, cudaStream_t);
 
-Launcher launcher_of(GgufType of) {
-  switch (of) {
-    case GgufType::kQ4_0:
-      return launch_block<Q4_0>;
-    case GgufType::kQ4_1:
-      return launch_block<Q4_1>;
-    case GgufType::kQ5_0:
-      return launch_block<Q5_0>;
-    case GgufType::kQ5_1:
-      return launch_block<Q5_1>;
-    case GgufType::kQ8_0:
-      return launch_block<Q8_0>;
-    case GgufType::kQ2_K:
-      return launch_block<Q2_K>;
-    case GgufType::kQ3_K:
-      return launch_block<Q3_K>;
-    case GgufType::kQ4_K:
-      return launch_block<Q4_K>;
-    case GgufType::kQ5_K:
-      return launch_block<Q5_K>;
-    case GgufType::kQ6_K:
-      return launch_block<Q6_K>;
-    case GgufType::kIQ4_NL:
-      return launch_block<IQ4_NL>;
-    case GgufType::kIQ4_XS:
-      return launch_block<IQ4_XS>;
-  }
-  require(false, kOp, "type", static_cast<int>(of), "has no kernel");
-  return nullptr;
+Launcher launcher_of(GgufType type) {
+  return of_type(type, kOp, [](auto of) { return Launcher(launch_block<typename decltype(of)::Block>); });
 }
 
 }  // namespace
@@ -140,6 +157,7 @@ void gguf_dequantize(const GgufMatrix& w, GgufType of, void* out, Type type, int
   require(row_count > 0 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "is not within the matrix");
   require_aligned(w.blocks, 16, kOp, "blocks");
   require_aligned(out, 16, kOp, "out");
+  require(w.factor == 1.f || of == GgufType::kNVFP4, kOp, "factor", 0, "is not 1: only NVFP4 has one");
   const Launcher run = launcher_of(of);
   const DeviceGuard guard(device, kOp);
   run(w, out, type, row_begin, row_count, device, stream);

@@ -13,12 +13,13 @@
 //
 // Bound: memory. Reads each block once. If rows of x do not fit into shared memory together, they are multiplied in
 // parts.
+#include <type_traits>
+
 #include "common/check.h"
 #include "common/check_gemv.h"
+#include "gguf/block_types.h"
 #include "gguf/gemv_launch.h"
 #include "gguf/gguf.h"
-#include "gguf/iq4_blocks.cuh"
-#include "gguf/k_blocks.cuh"
 
 namespace localq {
 namespace gguf {
@@ -33,8 +34,20 @@ extern template bool launch_gemv<Q3_K>(Arguments, uint32_t, const void*, void*, 
 extern template bool launch_gemv<Q4_K>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 extern template bool launch_gemv<Q5_K>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 extern template bool launch_gemv<Q6_K>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<IQ2_XXS>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<IQ2_XS>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<IQ2_S>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<IQ3_XXS>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<IQ3_S>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 extern template bool launch_gemv<IQ4_NL>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<IQ4_NLWithoutTable>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 extern template bool launch_gemv<IQ4_XS>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<IQ4_XSWithoutTable>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<IQ1_S>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<IQ1_M>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<TQ1_0>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<TQ2_0>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+extern template bool launch_gemv<NVFP4>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 
 }  // namespace gguf
 
@@ -50,47 +63,23 @@ struct Kernel {
   int columns;  // of a block
 };
 
-template <class Block>
-Kernel kernel_for() {
-  return {launch_gemv<Block>, Block::kColumns};
+// Without a table if it has no room beside x.
+template <class Of>
+bool launch_either(Arguments p, uint32_t units, const void* x, void* y, int device, cudaStream_t stream) {
+  if (launch_gemv<typename Of::Block>(p, units, x, y, device, stream)) return true;
+  if (std::is_same<typename Of::Block, typename Of::Narrow>::value) return false;
+  return launch_gemv<typename Of::Narrow>(p, units, x, y, device, stream);
 }
 
-Kernel kernel_of(GgufType of) {
-  switch (of) {
-    case GgufType::kQ4_0:
-      return kernel_for<Q4_0>();
-    case GgufType::kQ4_1:
-      return kernel_for<Q4_1>();
-    case GgufType::kQ5_0:
-      return kernel_for<Q5_0>();
-    case GgufType::kQ5_1:
-      return kernel_for<Q5_1>();
-    case GgufType::kQ8_0:
-      return kernel_for<Q8_0>();
-    case GgufType::kQ2_K:
-      return kernel_for<Q2_K>();
-    case GgufType::kQ3_K:
-      return kernel_for<Q3_K>();
-    case GgufType::kQ4_K:
-      return kernel_for<Q4_K>();
-    case GgufType::kQ5_K:
-      return kernel_for<Q5_K>();
-    case GgufType::kQ6_K:
-      return kernel_for<Q6_K>();
-    case GgufType::kIQ4_NL:
-      return kernel_for<IQ4_NL>();
-    case GgufType::kIQ4_XS:
-      return kernel_for<IQ4_XS>();
-  }
-  require(false, kOp, "type", static_cast<int>(of), "has no kernel");
-  return {};
+Kernel kernel_of(GgufType type) {
+  return of_type(type, kOp, [](auto of) { return Kernel{launch_either<decltype(of)>, decltype(of)::Block::kColumns}; });
 }
 
 Segment segment_of(const GgufMatrix& w, const void* bias, uint32_t y_begin) {
   require(w.out >= kTileRows && w.out % kTileRows == 0, kOp, "out", w.out, "must be a positive multiple of 16");
   require(w.out <= 1 << 28, kOp, "out", w.out, "is too large");
   require_aligned(w.blocks, 16, kOp, "blocks");
-  return {w.blocks, bias, uint32_t(w.out), uint32_t(w.out / kTileRows), y_begin};
+  return {w.blocks, bias, uint32_t(w.out), uint32_t(w.out / kTileRows), y_begin, w.factor};
 }
 
 // Everything but rows and what depends on the block type; adds the units to `units`.
@@ -139,6 +128,9 @@ void gguf_gemv(const GgufMatrix* matrices, int count, GgufType of, const GemvExt
   require_aligned(x, 16, kOp, "x");
   require_aligned(y, extras.y_is_f32 ? 4 : 2, kOp, "y");
   require(type != Type::kFloat32, kOp, "dtype", static_cast<int>(type), "must be float16 or bfloat16");
+  for (int i = 0; i < count; ++i) {
+    require(matrices[i].factor == 1.f || of == GgufType::kNVFP4, kOp, "factor", i, "is not 1: only NVFP4 has one");
+  }
   for (int i = 1; i < count; ++i) {
     require(matrices[i].in == in, kOp, "in", matrices[i].in, "must be that of the first matrix");
     require(matrices[i].places == matrices[0].places, kOp, "places", i, "are not those of the first matrix");

@@ -11,5 +11,6 @@ template bool launch_gemv<Q4_K>(Arguments, uint32_t, const void*, void*, int, cu
 template bool launch_gemv<Q5_K>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 template bool launch_gemv<Q6_K>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 template bool launch_gemv<IQ4_XS>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+template bool launch_gemv<IQ4_XSWithoutTable>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 
 }  // namespace localq::gguf

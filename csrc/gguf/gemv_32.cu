@@ -10,5 +10,6 @@ template bool launch_gemv<Q5_0>(Arguments, uint32_t, const void*, void*, int, cu
 template bool launch_gemv<Q5_1>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 template bool launch_gemv<Q8_0>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 template bool launch_gemv<IQ4_NL>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
+template bool launch_gemv<IQ4_NLWithoutTable>(Arguments, uint32_t, const void*, void*, int, cudaStream_t);
 
 }  // namespace localq::gguf

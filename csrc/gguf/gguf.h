@@ -22,16 +22,28 @@ enum class GgufType : int {
   kQ4_K = 12,
   kQ5_K = 13,
   kQ6_K = 14,
+  kIQ2_XXS = 16,
+  kIQ2_XS = 17,
+  kIQ3_XXS = 18,
+  kIQ1_S = 19,
   kIQ4_NL = 20,
+  kIQ3_S = 21,
+  kIQ2_S = 22,
   kIQ4_XS = 23,
+  kIQ1_M = 29,
+  kTQ1_0 = 34,
+  kTQ2_0 = 35,
+  kNVFP4 = 40,
 };
 
 // One matrix [out, in]: its blocks in tiled order (layout.cuh), as many bytes as in the file.
 //   places   u16 [in / 8] or null: columns 8 i .. 8 i + 7 of x meet the stored columns from 8 places[i] on
+//   factor   multiplies the weights; 1 of all types but NVFP4
 struct GgufMatrix {
   const uint8_t* blocks;
   const uint16_t* places;
   int64_t out, in;
+  float factor;
 };
 
 // y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices of one type with the same x and places. 1 to 8

@@ -11,12 +11,6 @@ namespace localq::gguf {
 
 constexpr float kOperandUnit = 1.f / 524288.f;  // 2^-19: unit of operands that are codes times scales
 
-// Multiplies operands of codes by the scales of rows g and g + 8.
-__device__ __forceinline__ void scale_codes(uint32_t (&a)[4], __half2 low, __half2 high) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = as<uint32_t>(__hmul2(as<__half2>(a[i]), i % 2 == 0 ? low : high));
-}
-
 // Byte k of `bytes`, less `offset`, times 2^kPower, in both halves: exact.
 template <int kPower, int kOffset>
 __device__ __forceinline__ __half2 scale_of_byte(uint32_t bytes, int k) {
@@ -50,7 +44,7 @@ struct Header6Bits {
 
 // Q4_K, and with fifth bits Q5_K.
 template <int kBits>
-struct Nibbles256 {
+struct Nibbles256 : NoTable {
   static constexpr int kColumns = 256, kItemBlocks = 1, kRun = 32;
   static constexpr int kBitsAt = 2048, kHeaderAt = kBitsAt + (kBits == 5 ? 512 : 0), kBytes = kHeaderAt + 256;
   static constexpr bool kSplit = false;
@@ -136,7 +130,7 @@ struct Nibbles256 {
 using Q4_K = Nibbles256<4>;
 using Q5_K = Nibbles256<5>;
 
-struct Q6_K {
+struct Q6_K : NoTable {
   static constexpr int kColumns = 256, kItemBlocks = 1, kRun = 0, kBytes = 3360;
   static constexpr int kBitsAt = 2048, kScalesAt = 3072, kDAt = 3328;
   static constexpr bool kSplit = true;
@@ -197,7 +191,7 @@ struct Q6_K {
   }
 };
 
-struct Q2_K {
+struct Q2_K : NoTable {
   static constexpr int kColumns = 256, kItemBlocks = 1, kRun = 16, kBytes = 1344;
   static constexpr int kScalesAt = 1024, kDAt = 1280;
   static constexpr bool kSplit = true;
@@ -260,7 +254,7 @@ struct Q2_K {
   }
 };
 
-struct Q3_K {
+struct Q3_K : NoTable {
   static constexpr int kColumns = 256, kItemBlocks = 1, kRun = 0, kBytes = 1760;
   static constexpr int kBitsAt = 1024, kScalesAt = 1536, kDAt = 1728;
   static constexpr bool kSplit = true;

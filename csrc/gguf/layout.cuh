@@ -33,6 +33,22 @@
 // Q6_K    256      nibbles, split [4][32 lanes][4 words], two further bits [2][32 lanes][4 words], scales + 128
 //                  [16 rows][16], d [8]
 // IQ4_XS  256      4 bits in the order of bytes [4][32 lanes][4 words], header [16 rows][8]
+// NVFP4   64       E2M1 [32 lanes][4 words]: word i has columns c = 16 t + 4 i, of row g in lower and of row g + 8 in
+//                  upper nibbles, in the order c, c + 2, c + 1, c + 3; scales [8 g][4 t][rows g, g + 8]
+// IQ2_XXS 256      codes of 8 columns [32 lanes][8 runs of 32 columns][2 rows], signs and a scale [8 runs][8][2 rows]
+//                  u32, d
+// IQ2_XS  256      codes and signs of 8 columns [2][32 lanes][4 runs][2 rows] u16, scales [16 rows][8], d
+// IQ2_S   256      codes of 8 columns as in IQ2_XXS, their bits 8 and 9 [8 runs][8][2 rows], signs [32 lanes][8 runs][2
+//                  rows], scales [16 rows][8], d
+// IQ3_XXS 256      codes of 4 columns [2][32 lanes][4 runs][2 rows][2], signs and a scale as in IQ2_XXS, d
+// IQ3_S   256      codes as in IQ3_XXS, their bits 8 [8 runs][8][2 rows], signs [32 lanes][8 runs][2 rows], scales
+//                  [16 rows][4], d
+// IQ1_S   256      codes of 8 columns as in IQ2_XXS, 16 bits of each run [8 runs][8][2 rows], d
+// IQ1_M   256      the same without d, header [16 rows][8]
+// TQ1_0   256      digits of 160 columns [32 lanes][2][2 rows] u32, of 80 [32 lanes][2 rows] u32, of 16 [8][2 rows]
+// u32,
+//                  bytes of columns c, c + 2, c + 1, c + 3 in a word, split; d
+// TQ2_0   256      pairs, split [2][32 lanes][4 words], d
 #pragma once
 
 #include <cuda_bf16.h>
@@ -40,11 +56,18 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace localq::gguf {
 
 constexpr uint32_t kLowNibbles = 0x000f000fu, kHighNibbles = 0x00f000f0u;
 constexpr uint32_t kMagic = 0x64646464u;  // upper byte of f16 numbers 1024 + byte
+
+// Whether matrices of a block type have a factor in addition to what their blocks hold.
+template <class Block, typename = void>
+constexpr bool kHasFactor = false;
+template <class Block>
+constexpr bool kHasFactor<Block, std::void_t<decltype(Block::kHasFactor)>> = Block::kHasFactor;
 
 // The bits of `from` as another type.
 template <typename To, typename From>
@@ -125,6 +148,12 @@ __device__ __forceinline__ void spread_bytes(uint32_t& near, uint32_t& far, uint
   const __half2 less = twice(-1152.f);
   near = as<uint32_t>(__hadd2(as<__half2>(__byte_perm(bytes, kMagic, 0x4140)), less));
   far = as<uint32_t>(__hadd2(as<__half2>(__byte_perm(bytes, kMagic, 0x4342)), less));
+}
+
+// Multiplies operands of codes by the scales of rows g and g + 8.
+__device__ __forceinline__ void scale_codes(uint32_t (&a)[4], __half2 low, __half2 high) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = as<uint32_t>(__hmul2(as<__half2>(a[i]), i % 2 == 0 ? low : high));
 }
 
 // Codes of rows g and g + 8 in column `i` of the eight of words 0 and 1; those of rows g + 8 lie kUp bits higher.

@@ -5,6 +5,13 @@
 
 namespace localq::gguf {
 
+// A block type whose products need no table in shared memory.
+struct NoTable {
+  static constexpr uint32_t kTableBytes = 0;
+  static __device__ __forceinline__ void fill_table(uint8_t*) {
+  }
+};
+
 // f16 numbers of a tile block at `from`, in pairs of rows g and g + 8.
 __device__ __forceinline__ float2 pair_at(const uint8_t* from) {
   return both_rows(word_at(from + threadIdx.x % 32 / 4 * 4));
@@ -24,7 +31,7 @@ __device__ __forceinline__ void subtract_offset(uint32_t (&a)[4]) {
 
 // Codes of 4 or 5 bits.
 template <int kBits, bool kMinimum>
-struct Nibbles32 {
+struct Nibbles32 : NoTable {
   static constexpr int kColumns = 32, kItemBlocks = 8, kRun = kMinimum ? 32 : 0;
   static constexpr int kBitsAt = 256, kScaleAt = kBitsAt + (kBits == 5 ? 64 : 0), kMinimumAt = kScaleAt + 32;
   static constexpr int kBytes = kMinimumAt + (kMinimum ? 32 : 0);
@@ -112,7 +119,7 @@ __device__ __forceinline__ void scale_values(float (&w)[2][8], const uint32_t (&
 }
 
 // A block type of 32 columns whose codes are values of 8 bits, or places in a table of them. `Codes` has its sizes and
-// `values`: the operands A of words 0 and 1.
+// `values`: the operands A of words 0 and 1, in products with what lies in shared memory beside x.
 template <class Codes>
 struct Values32 : Codes {
   static constexpr int kColumns = 32, kRun = 0;
@@ -124,7 +131,7 @@ struct Values32 : Codes {
       if (i >= blocks) break;
       const uint8_t* const block = item + i * Codes::kBytes;
       uint32_t a[2][4];
-      Codes::values(a, block);
+      Codes::values(a, block, x);
       const uint4 b = x.eight(32 * i + 8 * (threadIdx.x % 4));
       float c[4] = {};
       multiply(c, a[0], b.x, b.y);
@@ -140,8 +147,12 @@ struct Values32 : Codes {
   }
 };
 
-struct Q8_0Codes {
+struct Q8_0Codes : NoTable {
   static constexpr int kItemBlocks = 4, kScaleAt = 512, kBytes = kScaleAt + 32;
+
+  static __device__ __forceinline__ void values(uint32_t (&a)[2][4], const uint8_t* block, const X&) {
+    values(a, block);
+  }
 
   static __device__ __forceinline__ void values(uint32_t (&a)[2][4], const uint8_t* block) {
     const uint4 words = words_at(block + threadIdx.x % 32 * 16);

@@ -18,6 +18,7 @@ struct X {
   const uint8_t* sums;  // f16, row g, from the first run of the item: high parts, and `low` bytes behind them low parts
   uint32_t low;
   bool is_row;
+  const uint8_t* table;  // the block type's, in shared memory
 
   // Eight columns from `column` on, a multiple of 8.
   __device__ __forceinline__ uint4 eight(uint32_t column) const {
@@ -67,11 +68,11 @@ struct Places {
 };
 
 // Copies `rows` rows of x [rows, in] to shared memory at `to`, `stride` bytes apart, a single row with its norm, scaled
-// as f16. factors[row]: what results are multiplied by. `scratch`: a float per warp; `largest`: [warps][kMostRows].
-// Called by all threads, after dependency_wait(); ends with a barrier.
-template <typename T>
+// as f16; word i (8 columns) is stored as word place(i). factors[row]: what results are multiplied by. `scratch`: a
+// float per warp; `largest`: [warps][kMostRows]. Called by all threads, after dependency_wait(); ends with a barrier.
+template <typename T, typename Order>
 __device__ __forceinline__ void stage_scaled(uint8_t* to, uint32_t stride, const T* x, int in, int rows,
-                                             const Places& place, const GemvExtras& extras, float* scratch,
+                                             const Order& place, const GemvExtras& extras, float* scratch,
                                              uint32_t* largest, float* factors) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 #pragma unroll 1

@@ -20,6 +20,7 @@ constexpr float kLargest = 1e38f;  // localq/engine/sampler.py, LARGEST_SCORE
 __global__ void __launch_bounds__(kThreads) dry_match_kernel(DryMatch m) {
   release_dependents();
   dependency_wait();
+  if (m.diverged != nullptr && __ldcg(m.diverged) != 0) return;
   const int64_t step = __ldcg(m.step);
   const int end = int(min(__ldcg(m.prompt) + step, m.size)) - 1;  // position of the last token
   const int last = step > 0 ? int(__ldcg(m.token)) : __ldcg(m.history + end);
@@ -42,6 +43,7 @@ __global__ void __launch_bounds__(kThreads) dry_match_kernel(DryMatch m) {
 __global__ void __launch_bounds__(kThreads) adjust_kernel(Adjust a, float inverse_cap) {
   release_dependents();
   dependency_wait();
+  if (a.diverged != nullptr && __ldcg(a.diverged) != 0) return;
   const float penalty = float(__ldcg(a.floats + 3));
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < a.vocab; i += gridDim.x * kThreads) {
     const int length = a.penalties == nullptr ? 0 : __ldcg(a.matches + i);

@@ -24,6 +24,9 @@
 // most vocab/2 units (2^-26 of the largest weight); only a draw or a top-p edge that close can select an adjacent
 // token.
 //
+// Rows of a step that verifies a draft are chosen one behind the other, and advance the state like steps. Behind a
+// choice that was not drafted the launches of the other rows end at once (`diverged`).
+//
 // Bound: latency. 5 bytes per token and launch, from L2 after the first.
 #include "step/sample_search.cuh"
 
@@ -66,6 +69,7 @@ __global__ void __launch_bounds__(kThreads) sample_scan_kernel(Context c, bool g
   __shared__ bool last;
   release_dependents();
   dependency_wait();
+  if (is_skipped(c)) return;
   const float penalty = penalty_of(c);
   const int vocab = int(c.s.vocab), threads = gridDim.x * kThreads;
   unsigned long long best = 0;
@@ -91,14 +95,14 @@ __global__ void __launch_bounds__(kThreads) sample_scan_kernel(Context c, bool g
   }
 }
 
-__global__ void __launch_bounds__(kThreads) sample_histogram_kernel(Context c) {
+__global__ void __launch_bounds__(kThreads, 2) sample_histogram_kernel(Context c) {
   __shared__ Scratch scratch;
   release_dependents();
   for (int i = threadIdx.x; i < kBins; i += kThreads) scratch.bins.weight[i] = scratch.bins.count[i] = 0;
   if (threadIdx.x == 0) scratch.found = 0;
   dependency_wait();
   __syncthreads();
-  if (__ldcg(&c.work->finished)) return;
+  if (is_skipped(c) || __ldcg(&c.work->finished)) return;
   const Settings settings = settings_of(c);
   const float penalty = penalty_of(c);
   unsigned long long min_p_weight = 0;
@@ -128,6 +132,7 @@ __global__ void __launch_bounds__(kThreads) sample_share_kernel(Context c) {
   __shared__ Scratch scratch;
   release_dependents();
   dependency_wait();
+  if (is_skipped(c)) return;
   const unsigned long long kept = __ldcg(&c.work->kept);
   if (kept == 0) return;  // uniform over blocks: not written in this launch
   if (threadIdx.x == 0) scratch.found = 0;
@@ -156,6 +161,7 @@ __global__ void __launch_bounds__(kThreads) sample_refine_kernel(Context c, Stag
   __shared__ Scratch scratch;
   release_dependents();
   dependency_wait();
+  if (is_skipped(c)) return;
   const int bin = __ldcg(&c.work->bin[stage]);
   if (bin == kNone) return;  // uniform over blocks: not written in this launch
   const Settings settings = settings_of(c);
@@ -198,6 +204,7 @@ void sample(const Sample& s, bool greedy, int device, cudaStream_t stream) {
   require(s.vocab >= 1 && s.vocab < (1 << kIdBits), kOp, "vocab", s.vocab, "must be from 1 to 2^24 - 1");
   require(s.capacity >= 1, kOp, "capacity", s.capacity, "must be positive");
   require(s.softcap >= 0.f, kOp, "softcap", int64_t(s.softcap), "must not be negative");
+  require(!s.follows || s.diverged != nullptr, kOp, "diverged", 0, "must be given for a row that follows another");
   require_aligned(s.logits, 4, kOp, "logits");
   require_aligned(s.workspace, 8, kOp, "workspace");
   const DeviceGuard guard(device, kOp);

@@ -140,6 +140,11 @@ __device__ __forceinline__ bool arrives_last(Work* work, bool* last) {
   return *last;
 }
 
+// True in a row behind one whose choice was not drafted. Uniform over blocks: not written in this launch.
+__device__ __forceinline__ bool is_skipped(const Context& c) {
+  return c.s.follows && __ldcg(c.s.diverged) != 0;
+}
+
 // One thread: the choice, and the state that advances with it.
 __device__ __forceinline__ void emit(const Context& c, int choice) {
   const int token = choice < 0 ? 0 : choice;
@@ -148,6 +153,7 @@ __device__ __forceinline__ void emit(const Context& c, int choice) {
   c.s.seen[token] = 1;
   *c.s.step = __ldcg(c.s.step) + 1;
   if (c.s.position != nullptr) *c.s.position = __ldcg(c.s.position) + 1;
+  if (c.s.diverged != nullptr) *c.s.diverged = c.s.draft == nullptr || __ldcg(c.s.draft) != choice;
 }
 
 // Adds to a sum in shared memory. A 64-bit add there is a compare-and-swap loop, a 32-bit add is not.

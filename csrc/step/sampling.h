@@ -21,6 +21,10 @@ namespace localq {
 //   workspace  12,544 + 8 vocab bytes, zeros before the first call; each call resets it for the next
 //   excludes   u8  [capacity]   whether XTC acts at each step; null = never, and its kernels are not launched
 //   adjusted   the logits come from `adjust`: no penalty is applied
+// Of a row of a step that verifies a draft; otherwise false and null:
+//   follows    nothing is done if an earlier row has set `diverged`
+//   draft      i64 [1] or null  the token drafted for the next row; null in the last row
+//   diverged   i32 [1] or null  set to whether the choice is another one than `draft`
 struct Sample {
   const float* logits;
   int64_t vocab;
@@ -37,6 +41,9 @@ struct Sample {
   void* workspace;
   const uint8_t* excludes;
   bool adjusted;
+  bool follows;
+  const int64_t* draft;
+  int32_t* diverged;
 };
 
 // Greedy: the largest score, of equal ones the lowest id; else a draw from the tokens kept by top-k, top-p, min-p and
@@ -52,6 +59,7 @@ void sample(const Sample& s, bool greedy, int device, cudaStream_t stream);
 //   breakers  u8  [vocab]  tokens that end a repetition
 //   longest   length up to which a repetition is followed
 //   matches   i32 [vocab]  raised to the length of the repetition that the token would continue
+//   diverged  i32 [1] or null  if set, nothing is done: see Sample
 struct DryMatch {
   int32_t* history;
   int64_t size;
@@ -62,6 +70,7 @@ struct DryMatch {
   const uint8_t* breakers;
   int longest;
   int32_t* matches;
+  const int32_t* diverged;
 };
 
 // The longest suffixes of the history that also occur earlier, by the token that followed them there.
@@ -75,6 +84,7 @@ void dry_match(const DryMatch& m, int device, cudaStream_t stream);
 //   penalties  f32 [longest+1]  subtracted for a repetition of that length; null = no DRY
 //   matches    i32 [vocab]      of dry_match; reset to zeros
 //   mask       u32 [ceil(vocab/32)]  bit i % 32 of word i / 32: token i is allowed; null = all are
+//   diverged   i32 [1] or null  if set, nothing is done: see Sample
 struct Adjust {
   float* logits;
   int64_t vocab;
@@ -84,6 +94,7 @@ struct Adjust {
   const float* penalties;
   int32_t* matches;
   const uint32_t* mask;
+  const int32_t* diverged;
 };
 
 // Soft cap, repetition penalty, DRY, mask. Non-finite logits stay non-finite: `sample` reports them.

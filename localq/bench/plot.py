@@ -41,9 +41,9 @@ def check_target(target: str | None) -> None:
         raise usage_error("--plot", f"{target!r} is not a PNG file name", 'Use "-" for the terminal, or NAME.png.')
     folder = Path(target).absolute().parent
     if not folder.is_dir():
-        raise usage_error("--plot", f"the folder of {target!r} does not exist", "Create it first.")
+        raise usage_error("--plot", f"the parent folder of {target!r} does not exist", "Create it first.")
     if Path(target).is_dir() or not os.access(folder, os.W_OK):
-        raise usage_error("--plot", f"{target!r} cannot be written", "Use another name.")
+        raise usage_error("--plot", f"{target!r} cannot be written", "Choose another file.")
     _pyplot()
 
 
@@ -102,7 +102,7 @@ def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float
         file.close()
     except LocalqError as error:
         why = f"{target} cannot be written ({getattr(error.__cause__, 'strerror', None) or error.why})"
-        raise LocalqError("--plot", why, "Use another name.", ExitCode.DISK) from error
+        raise LocalqError("--plot", why, "Choose another file.", ExitCode.DISK) from error
     if out is not None:
         print_lines(out, file_line(target))
 

@@ -3,6 +3,7 @@
 session             a running chat: ask, edit, regenerate, continue, save. Open this file first
 open_model          name -> files -> tokenizer and engine process; open_conversation: new or resumed, and its store
 prompt              token ids of a conversation, and which turns are left out when the context is full
+partial_answer      an answer while it is made, with rounds of tool calls; tools/: MCP servers and what they may do
 reply_stream        engine events -> pieces of text; reply: what a front end receives; reply_limits: what ends one
 attachments         text files in a message
 side_request        one-off requests outside the conversation (compaction, /bench)

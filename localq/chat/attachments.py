@@ -88,7 +88,11 @@ class _AttachmentReader:
         found = read_attachment(path)
         self.room -= len(found.body.encode("utf-8", "replace"))
         if self.room < 0:
-            raise usage_error(str(path), f"the files total more than {human_bytes(MOST_BYTES)}", "Attach fewer files.")
+            raise usage_error(
+                str(path),
+                f"the attached files are too large (limit: {human_bytes(MOST_BYTES)} in total)",
+                "Attach fewer files.",
+            )
         return found
 
 
@@ -193,7 +197,7 @@ class _Walk:
                 for entry in entries:
                     self.looked_at += 1
                     if self.looked_at > LOOKED_AT:
-                        why = f"matching the pattern would scan more than {LOOKED_AT:,} files"
+                        why = f"this pattern would require scanning more than {LOOKED_AT:,} files"
                         raise usage_error("/glob", why, "Use a narrower pattern.")
                     found.append(entry)
         except OSError:

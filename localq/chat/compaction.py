@@ -22,10 +22,11 @@ from localq.text.tokenizer_like import TokenizerLike
 KEPT = 1 / 4  # share of the prompt: the newest exchanges that stay unchanged
 LONGEST, SHARE = 1024, 1 / 8  # limits of a summary: tokens, and share of the context
 MOST_AT_ONCE = 2**16  # tokens of text in one pass; longer requests can exceed the limit of the template
+RESULT = 1000  # characters of the result of a tool call
 FRAME_TOKENS = 128  # upper bound of what the template adds
 _REQUEST = """\
-Summarize the conversation between a user and an assistant below so that it can continue without the original. Keep \
-what the user wants, facts, names, numbers, decisions, and open questions. Write short notes in the language of the \
+Summarize the following conversation between a user and an assistant so that it can continue without the original. \
+Keep the user's goals, facts, names, numbers, decisions and open questions. Write short notes in the language of the \
 conversation, and nothing else."""
 
 
@@ -72,7 +73,9 @@ def _compacting(session: ChatSession) -> Replies:
     conversation.add_summary(text, turns[count - 1])
     unsaved, after = session.try_save(record), _read_tokens(session)
     figures = f": {before} -> {after} tokens" if before is not None and after is not None else ""
-    done = f"the prompt now contains this summary instead of the oldest {count} messages{figures}. To undo: /undo"
+    done = (
+        f"the prompt now contains this summary instead of the oldest {count} messages{figures}. To undo this, use /undo"
+    )
     incomplete = f"the summary is incomplete: it reached its limit of {longest} tokens"
     yield Reply(end.text, "stop", end.stats, (*([incomplete] if cut else []), done, *([unsaved] if unsaved else [])))
 
@@ -112,13 +115,17 @@ def _room(session: ChatSession, size: int, longest: int) -> int:
 
 
 def _written(message: Message, tokenizer: TokenizerLike) -> str:
-    """The message as the prompt has it: marks of the template are escaped, which takes more tokens."""
-    text = thinking.template_content(tokenizer, "user", message.answer.strip())
+    """The message as the prompt has it: marks of the template are escaped, which takes more tokens.
+
+    Of tool calls, the beginning of each result.
+    """
+    calls = [f"[{call.line}: {call.result[:RESULT]}]" for each in message.rounds for call in each.calls]
+    text = thinking.template_content(tokenizer, "user", "\n".join([*calls, message.answer.strip()]))
     return f"{'User' if message.role == 'user' else 'Assistant'}: {text}"
 
 
 def _request(summary: str, text: str) -> str:
-    so_far = f"\n\nSummary of what came before it (include it in your notes):\n\n{summary}" if summary else ""
+    so_far = f"\n\nSummary of the earlier conversation (include it in your notes):\n\n{summary}" if summary else ""
     return f"{_REQUEST}{so_far}\n\nThe conversation:\n\n{text}"
 
 

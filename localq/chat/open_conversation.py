@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # start-up cost
     from localq.chat.history.record import Record
     from localq.chat.history.snapshot_keeper import SnapshotKeeper
     from localq.chat.session import ChatSession
+    from localq.chat.tools.toolbox import Toolbox
     from localq.text.grammar import Grammar
 
 
@@ -32,6 +33,7 @@ class Start:
     grammar  constraint of the answers
     origins  settings that a project's file has decided
     unsaved  conversations of a session before this one that are still to be saved
+    toolbox  MCP servers; None: none are named
     """
 
     record: Record | None = None
@@ -41,6 +43,7 @@ class Start:
     grammar: Grammar | None = None
     origins: Mapping[str, Origin] = dataclasses.field(default_factory=dict)
     unsaved: tuple[Record, ...] = ()
+    toolbox: Toolbox | None = None
 
     @property
     def search_store(self) -> ConversationStore:
@@ -51,6 +54,7 @@ class Start:
         """Apply to a session that was just opened; return the resumed conversation, if any."""
         session.store, session.stop_strings, session.keeper = self.store, self.stop, self.keeper
         session.grammar, session.origins, session.unsaved = self.grammar, dict(self.origins), list(self.unsaved)
+        session.tools.toolbox = self.toolbox
         if self.record is not None:
             self.record.model, self.record.conversation.system = session.record.model, session.system
             session.record = self.record

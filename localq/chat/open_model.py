@@ -11,21 +11,27 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from localq.chat import default_sampling
+from localq.chat import background, default_sampling
 from localq.chat.open_options import OpenOptions
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
-from localq.planner import budget, choose, consent, open_cost, prepare, room
+from localq.planner import budget, choose, consent, draft_models, open_cost, prepare, room
 from localq.planner.consent import OpenCost
 from localq.planner.speed import local_measurements
 from localq.sampling import Sampling
 from localq.settings import Settings
 from localq.wording import OnProgress
+from localq.worker import shared
 from localq.worker.client import ONCE, EngineClient
 from localq.worker.messages import Event, Load, Loaded
+from localq.worker.shared import SharedEngine
+
+if TYPE_CHECKING:
+    from localq.files.model_folder import ModelFiles
+    from localq.text.tokenizer import Tokenizer
 
 
 class Watcher(Protocol):
@@ -67,48 +73,113 @@ def open_session(
 
     Raises LocalqError: exit 4 for an unknown name, 3 for a model that does not fit, else as fetching and reading files.
     """
-    target = _target(name, settings, wanted, watcher)
-    _refuse_unsupported(target)
-    cost = None if wanted.agreed else open_cost.of(target, settings, wanted.why)
-    if cost is not None and (cost.is_large or cost.why) and not watcher.agree(cost):
-        raise consent.declined(target.name)
-    client = EngineClient()
+    engine = None if wanted.fresh or wanted.force else shared.find(name, wanted.format)
+    client = EngineClient(shared=engine)
     try:
-        client.start()
+        target = _target(name, settings, wanted, watcher) if engine is None else _target_of(name, engine)
+        draft = _check(target, settings, wanted, watcher)
+        in_background = engine is None and not wanted.fresh and not wanted.force and background.is_wanted(settings)
+        if not in_background:
+            client.start()
         with watcher.fetching(target.name) as show:
             path = prepare.model_path(target, watcher.say, show, settings.offline)
-        from localq.files.model_folder import open_model
-        from localq.text.tokenizer import Tokenizer  # start-up cost: a wrong name is answered without these
-
-        try:
-            files = open_model(path)
-            tokenizer = Tokenizer.load(files)
-        except LocalqError as error:
-            if (damage := _damage(error, path, target.name, watcher)) is None:
-                raise
-            raise damage from error
+        draft_path = None if draft is None else _fetch(draft, settings, watcher)
+        files, tokenizer = _read(path, target, watcher)
         thinks = files.thinks if target.entry is None else target.entry.arch.thinks
         request = load_request(str(path), target.name, settings, wanted.force, thinks)
+        if draft is not None and draft_path is not None:
+            request = _with_draft(request, draft, draft_path, files, tokenizer, watcher)
+        if in_background:
+            asked = name if target.path is None else str(target.path.absolute())
+            _start_in_background(client, asked, wanted.format, settings, watcher)
         sampling = settings.sampling(default_sampling.sampling(target.entry, files.generation_config))
         for line in default_sampling.notes(files.generation_config):
             watcher.say(line)
         _tell_idle(sampling, settings, watcher)
         longest = settings.max_tokens or default_sampling.max_tokens(target.entry)
         session = ChatSession(client, request, tokenizer, sampling, longest, settings.loop_guard)
-        session.system, session.think_budget = settings.system, settings.think_budget
-        for choose, choice in (
-            (session.set_think, settings.think),
-            (session.set_preserve_thinking, settings.preserve_thinking),
-        ):
-            try:
-                choose(choice)
-            except LocalqError as error:  # a setting for all models need not suit each
-                watcher.say(str(error))
+        _set_up(session, settings, watcher)
         own_path = None if target.store else target.path
         session.record.model = target.name if own_path is None else str(own_path.absolute())
         yield OpenSession(session, client)
     finally:
         client.close()
+
+
+def _check(target: catalog.Target, settings: Settings, wanted: OpenOptions, watcher: Watcher) -> catalog.Target | None:
+    """The draft model, if there is one, once the user has agreed to what both cost. Raises LocalqError."""
+    _refuse_unsupported(target)
+    draft_models.shape(settings)  # what cannot draft is refused before the download
+    draft_models.check_mtp(target.name, target.entry, settings)
+    draft = draft_models.target(settings)
+    cost = None if wanted.agreed else open_cost.of_all([target, *filter(None, [draft])], settings, wanted.why)
+    if cost is not None and (cost.is_large or cost.why) and not watcher.agree(cost):
+        raise consent.declined(target.name)
+    return draft
+
+
+def _read(path: Path, target: catalog.Target, watcher: Watcher) -> tuple[ModelFiles, Tokenizer]:
+    """The files of the model at `path`, and its tokenizer. Raises LocalqError (exit 8) for damaged ones."""
+    from localq.files.model_folder import open_model
+    from localq.text.tokenizer import Tokenizer  # start-up cost: a wrong name is answered without these
+
+    try:
+        files = open_model(path)
+        return files, Tokenizer.load(files)
+    except LocalqError as error:
+        if (damage := _damage(error, path, target.name, watcher)) is None:
+            raise
+        raise damage from error
+
+
+def _set_up(session: ChatSession, settings: Settings, watcher: Watcher) -> None:
+    session.system, session.think_budget = settings.system, settings.think_budget
+    session.draft, session.draft_max = settings.draft, settings.draft_max
+    for set_choice, choice in (
+        (session.set_think, settings.think),
+        (session.set_preserve_thinking, settings.preserve_thinking),
+    ):
+        try:
+            set_choice(choice)
+        except LocalqError as error:  # a setting for all models need not suit each
+            watcher.say(str(error))
+
+
+def _start_in_background(
+    client: EngineClient, name: str, format: str | None, settings: Settings, watcher: Watcher
+) -> None:
+    """Give `client` an engine that stays for `keep_alive`, or one of its own where that cannot be started."""
+    engine = background.start(name, format, settings)
+    if engine is None:
+        watcher.say(f"keep_alive has no effect: the background process did not start; see {background.log_file()}")
+        client.start()
+        return
+    client.share(engine)
+    watcher.say(f"the model stays in memory until idle for {settings.keep_alive}; to free it, run `localq stop`")
+
+
+def _fetch(draft: catalog.Target, settings: Settings, watcher: Watcher) -> Path:
+    with watcher.fetching(draft.name) as show:
+        return prepare.model_path(draft, watcher.say, show, settings.offline)
+
+
+def _with_draft(
+    request: Load, draft: catalog.Target, path: Path, files: ModelFiles, tokenizer: Tokenizer, watcher: Watcher
+) -> Load:
+    """The request with a draft model, which is checked against the model `files`. Raises LocalqError (exit 2)."""
+    from localq.files.architecture import Architecture
+    from localq.files.model_folder import open_model
+    from localq.text import same_tokenizer
+    from localq.text.tokenizer import Tokenizer  # start-up cost, as above
+
+    name, draft_files = request.options.name, open_model(path)
+    arch, of_draft = (Architecture.from_config(each.config) for each in (files, draft_files))
+    draft_models.check(draft.name, of_draft)
+    same_tokenizer.check(name, tokenizer, draft.name, Tokenizer.load(draft_files))
+    if line := draft_models.warning(name, arch, draft.name, of_draft):
+        watcher.say(line)
+    options = dataclasses.replace(request.options, draft_path=str(path), draft_name=draft.name)
+    return dataclasses.replace(request, options=options)
 
 
 def _tell_idle(sampling: Sampling, settings: Settings, watcher: Watcher) -> None:
@@ -154,7 +225,7 @@ def _damage(error: LocalqError, path: Path, name: str, watcher: Watcher, has_end
 
 def load_request(path: str, name: str, settings: Settings, force: bool = False, thinks: bool = False) -> Load:
     """What the engine is asked to load, by the settings."""
-    return Load(path, budget.load_options(settings, name, force=force, thinks=thinks))
+    return Load(path, budget.load_options(settings, name, force=force, thinks=thinks, drafts=True))
 
 
 def check_chat_template(opened: OpenSession, name: str) -> None:
@@ -182,9 +253,15 @@ def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher
     return target
 
 
+def _target_of(name: str, engine: SharedEngine) -> catalog.Target:
+    """The target of `name` in the format that a server holds: its memory is taken, so nothing is planned."""
+    target = catalog.resolve(name)
+    return catalog.resolve(engine.holding.model) if target.kind == "catalogue" else target
+
+
 def _refuse_unsupported(target: catalog.Target) -> None:
     """Refuse a model that this version cannot run, before it is downloaded."""
     reason = format_facts.why_unsupported(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:
-        step = "`localq fit --vram SIZE` lists the models that fit in SIZE of VRAM."
+        step = "To list the models that fit in that much VRAM, run `localq fit --vram SIZE`."
         raise LocalqError(target.name, reason, step, ExitCode.FAILURE)

@@ -20,12 +20,14 @@ class OpenOptions:
     force   load although the plan says it does not fit
     agreed  download or quantize more than 1 GB without a question
     why     why this model was chosen, if the user did not name it; then opening it asks before any download
+    fresh   start an engine of its own even where a server of this user holds the model
     """
 
     format: str | None = None
     force: bool = False
     agreed: bool = False
     why: str = ""
+    fresh: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,23 @@ saved.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from localq.chat.history.conversation import Conversation, Message, with_summary
-from localq.errors import usage_error
+from localq.chat.history.tool_rounds import ToolRound
+from localq.errors import LocalqError, usage_error
 from localq.text import harmony, template, thinking
 from localq.text.tokenizer_like import TokenizerLike
+from localq.text.tools.declaration import Tool
+from localq.text.tools.format import ToolFormat
+from localq.text.tools.formats import tool_format
 
 ROOM = 1 / 16  # share of the context for the reply, at most max_tokens; below 1 - WARNING, so the warning is first
 TARGET = 3 / 4
+TOO_LONG = "message"  # what an error about a message that does not fit names
 WARNING = 0.9  # share of the context at which the user is warned
 
 
@@ -55,9 +61,9 @@ def fit(
         return best
     ids = prompt(exchanges)
     if ids is None or len(ids) >= size:
-        has = f"{len(ids)} tokens" if ids is not None else "far more tokens"
-        why = f"too long for the {size}-token context: {has} with the system prompt"
-        raise usage_error("message", why, "Send a shorter message, or use a larger context (--ctx).")
+        has = f"{len(ids)} tokens" if ids is not None else "far too many tokens"
+        why = f"too long for the {size}-token context ({has}, including the system prompt)"
+        raise usage_error(TOO_LONG, why, "Send a shorter message, or use a larger context (--ctx).")
     return Prompt(ids, exchanges)
 
 
@@ -95,7 +101,7 @@ def fill_warning(used: int, size: int, in_chat: bool = True) -> str:
     """A warning that the context is nearly full. in_chat: it may name commands of a chat."""
     advice = (
         ". When it is full, the oldest turns are left out of the prompt; /compact replaces them with a summary, "
-        "/clear starts over"
+        "and /clear starts over"
     )
     return f"the context is {used / size:.0%} full ({used} of {size} tokens){advice if in_chat else ''}"
 
@@ -121,12 +127,19 @@ class PromptBuilder:
              valid. None: nothing is left out
     exact    ids of the last reply
     preserve thoughts of earlier replies in the prompt: "on", "off", or "auto" (the model's default)
+    tools    that the model may call; none where its chat template has no tools
     """
 
     tokenizer: TokenizerLike
     first: int | None = None
     exact: ExactIds | None = None
     preserve: str = "auto"
+    tools: tuple[Tool, ...] = ()
+
+    @functools.cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model calls tools; None where its chat template has none."""
+        return tool_format(self.tokenizer.chat_template)
 
     def messages(self, conversation: Conversation) -> list[Message]:
         """Messages of the path to the head. Raises LocalqError (exit 2) where the summary is all there is."""
@@ -143,12 +156,20 @@ class PromptBuilder:
         """Token ids of `text`."""
         return self.tokenizer.chat_ids(self._dicts(messages), **self._variables(think))
 
-    def _dicts(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        return [each.to_dict(self.tokenizer) for each in messages]
+    def _dicts(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages for the template. One without tools gets the text after the last calls only."""
+        if self.tool_format is None:
+            return [each.to_dict(self.tokenizer) for each in messages]
+        dicts = [part for each in messages for part in each.to_dicts(self.tokenizer)]
+        has_calls = any("tool_calls" in each for each in dicts)
+        return self.tool_format.messages(dicts, self.tokenizer.turn_marks.escape) if has_calls else dicts
 
     def _variables(self, think: str) -> dict[str, Any]:
         template = self.tokenizer.chat_template
-        return thinking.variables(template, think) | thinking.preservation(template, self.preserve)
+        found = thinking.variables(template, think) | thinking.preservation(template, self.preserve)
+        if self.tools and self.tool_format is not None:
+            found |= self.tool_format.variables(self.tools, self.tokenizer.turn_marks.escape)
+        return found
 
     def reply_start(
         self, conversation: Conversation, reply: int | None, think: str, bound: bool = False
@@ -176,18 +197,28 @@ class PromptBuilder:
 
     def fit(
         self, conversation: Conversation, ids: Callable[[list[Message]], list[int]], size: int, max_tokens: int | None,
-        in_chat: bool = True,
+        in_chat: bool = True, rounds: tuple[ToolRound, ...] = (),
     ) -> tuple[list[int], str]:  # fmt: skip
-        """`ids` of the newest turns of the path that fit into `size` tokens, and a notice about those left out."""
+        """`ids` of the newest turns of the path that fit into `size` tokens, and a notice about those left out.
+
+        rounds: tool calls of the reply that is being made, which follow the last message of the user
+        """
+        so_far = [Message("assistant", "", rounds=rounds)] if rounds else []
         _, turns = conversation.model_context()
         before = self._left_out(turns)
 
         def without(left_out: int) -> list[int] | None:
-            messages = messages_of(conversation, turns[2 * left_out :])
-            length = sum(len(each.content.encode("utf-8", "replace")) + FRAME_BYTES for each in messages)
+            messages = [*messages_of(conversation, turns[2 * left_out :]), *so_far]
+            length = sum(each.size_bytes + FRAME_BYTES * each.parts for each in messages)
             return ids(messages) if length <= template.MAX_CONVERSATION_BYTES else None
 
-        found = fit(without, len(turns) // 2, before, size, max_tokens)
+        try:
+            found = fit(without, len(turns) // 2, before, size, max_tokens)
+        except LocalqError as error:
+            if not rounds or error.what != TOO_LONG:
+                raise
+            step = "Use a larger context (--ctx), or set mcp_result to a smaller number."
+            raise usage_error("tool results", error.why, step) from None
         self.first = turns[2 * found.left_out] if found.left_out else None
         return found.ids, omission_notice(found, before, in_chat)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from localq import drafts
 from localq.chat import reply_stream
 from localq.chat.attachments import Attachment
 from localq.chat.client import Client
@@ -19,10 +20,12 @@ from localq.chat.history.conversation import Conversation, Message
 from localq.chat.history.record import ChatSettings, Record
 from localq.chat.history.snapshot_keeper import SnapshotKeeper
 from localq.chat.history.store import ConversationStore
+from localq.chat.partial_answer import AnswerParts, PartialAnswer
 from localq.chat.prompt import WARNING, ExactIds, PromptBuilder, marks, messages_of
 from localq.chat.reply import Replies, Reply, ReplyPiece
 from localq.chat.reply_limits import ANSWER_TOKENS, NO_LIMITS, ReplyLimits
 from localq.chat.reply_stream import ReplyDecoder
+from localq.chat.tools.tool_use import ToolUse
 from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
 from localq.settings import OF_LOAD, Origin
@@ -46,6 +49,8 @@ class ChatSession:
     grammar       constraint of every answer; None: no constraint
     think         "auto" (the model's default), "on", "off" or a level; `set_think` checks it
     think_budget  tokens after which a thought is ended; None: no limit
+    draft, draft_max  source of drafts or draft model, and tokens of a draft at most (`localq.drafts`); replies stay the
+                  same
     record        the conversation as it is saved; `switch_to` replaces it
     store         None = nothing is saved
     keeper        saves and restores the KV cache of a conversation; None: the prompt is read again
@@ -53,6 +58,7 @@ class ChatSession:
     unsaved       conversations whose last `save` failed or was interrupted
     in_chat       False: one answer is all, so notices name options instead of commands
     origins       settings that a project's file has decided; `decided` has those that still count
+    tools         what the model may call; none at first
     """
 
     client: Client
@@ -65,6 +71,8 @@ class ChatSession:
     grammar: Grammar | None = None
     think: str = "auto"
     think_budget: int | None = None
+    draft: str = drafts.AUTO
+    draft_max: int = drafts.MOST
     record: Record = field(default_factory=Record)
     store: ConversationStore | None = None
     keeper: SnapshotKeeper | None = None
@@ -74,6 +82,7 @@ class ChatSession:
     unsaved: list[Record] = field(default_factory=list)
     in_chat: bool = True
     origins: dict[str, Origin] = field(default_factory=dict)
+    tools: ToolUse = field(default_factory=ToolUse)
 
     def __post_init__(self) -> None:
         self.request_ids = itertools.count(1)
@@ -93,6 +102,7 @@ class ChatSession:
     def stop(self) -> None:
         """Stop the reply, also one that has not begun; callable from any thread. Its reason is "cancelled"."""
         self._stopping = True
+        self.tools.stop()
         if self._running is not None:
             self.client.cancel(self._running)
 
@@ -134,6 +144,7 @@ class ChatSession:
         """Settings in force that a project's file has decided, and its path: those that are not changed since."""
         now = {**dataclasses.asdict(self.sampling), "max_tokens": self.max_tokens, "think": self.think}
         now |= {"system": self.system, "think_budget": self.think_budget}
+        now |= {"draft": self.draft, "draft_max": self.draft_max}
         return {name: each.source for name, each in self.origins.items() if now.get(name, each.value) == each.value}
 
     def settings(self) -> ChatSettings:
@@ -214,52 +225,69 @@ class ChatSession:
         record = self.record  # the reply belongs here, also after a switch to another conversation
         conversation, before, think = record.conversation, record.conversation.head, self.think
         begun, exact = self._reading.reply_start(conversation, extended, think, self.grammar is not None)
+        rounds = () if extended is None else conversation.turns[extended].message.rounds
         conversation.head, ended = turn, False
-        incoming = ReplyDecoder(self.tokenizer.stream())
+        answer = PartialAnswer(self.tokenizer, rounds, begun, exact)
         try:
-            loaded = self.ensure_loaded()
+            end = yield from self._make(answer, record, think)
+            if end is None:
+                return
+            ended = True
+            if (begun or extended is not None) and not answer.grown:
+                conversation.head = before
+                nothing = ("the model added nothing",) if end.reason == "stop" else ()
+                yield dataclasses.replace(end, notices=(*end.notices, *nothing))
+                return
+            unsaved = self._add_reply(record, answer.message(end.reason == "stop"), turn, end.stats)
+            if (ids := answer.exact_ids()) is not None:
+                self._reading.exact = ExactIds(conversation, len(conversation.turns) - 1, think, ids)
+            yield dataclasses.replace(end, notices=(*end.notices, *unsaved))
+        finally:
+            if answer.grown and not ended:  # keep what arrived, marked as incomplete
+                self._add_reply(record, answer.message(complete=False), turn)
+            elif not ended and before != turn:
+                conversation.head = before  # a reply that is not replaced stays where it was
+
+    def _make(self, answer: PartialAnswer, record: Record, think: str) -> AnswerParts:
+        """Stream replies of the model until one calls no tools; returns its end."""
+        loaded = self.ensure_loaded()
+        parser = yield from self.tools.offer(self._reading, self.grammar is not None, lambda: self._stopping)
+        while True:
             prompt, notice = self._reading.fit(
-                conversation,
-                lambda messages: self._reading.ids_with_start(messages, think, begun, exact),
-                loaded.context_size,
-                self.max_tokens,
-                self.in_chat,
-            )
+                record.conversation,
+                lambda messages: self._reading.ids_with_start(messages, think, answer.begun, answer.exact),
+                loaded.context_size, self.max_tokens, self.in_chat, answer.rounds,
+            )  # fmt: skip
             if self.keeper is not None:
                 self.keeper.restore(self.client, record, loaded)
             if notice:
                 yield ReplyPiece("", Stats(context_size=loaded.context_size), notice)
-            incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings, begun)
-            for part in self.stream(self.generate_request(prompt, incoming, begun), incoming, self.limits):
+            incoming = answer.begin(
+                reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings, answer.begun, parser and parser())
+            )
+            end = None
+            for part in self.stream(self.generate_request(prompt, incoming, answer.begun), incoming, self.limits):
                 if isinstance(part, ReplyPiece):
                     yield part
-                    continue
-                ended = True
-                if self.keeper is not None:
-                    self.keeper.record_reply(part.stats)
-                if begun and not incoming.grown:
-                    conversation.head = before
-                    nothing = ("the model added nothing",) if part.reason == "stop" else ()
-                    yield dataclasses.replace(part, notices=(*part.notices, *nothing))
-                    continue
-                message = Message("assistant", incoming.raw, part.reason == "stop")
-                unsaved = self._add_reply(record, message, turn, part.stats)
-                if not incoming.is_over() and (exact or not begun):
-                    self._reading.exact = ExactIds(
-                        conversation, len(conversation.turns) - 1, think, exact + incoming.ids
-                    )
-                yield dataclasses.replace(part, notices=(*part.notices, *unsaved))
-        finally:
-            if incoming.grown and not ended:  # keep what arrived, marked as incomplete
-                self._add_reply(record, Message("assistant", incoming.raw, complete=False), turn)
-            elif not ended and before != turn:
-                conversation.head = before  # a reply that is not replaced stays where it was
+                else:
+                    end = part
+            if end is not None and self.keeper is not None:
+                self.keeper.record_reply(end.stats)
+            if end is None or end.reason != "stop" or not end.calls:
+                return end
+            calling = self.tools.call(end, answer, record.conversation, lambda: self._stopping, self.count_tokens)
+            if reason := (yield from calling):
+                return answer.cut_short(end, reason, self.in_chat)
 
     def _add_reply(self, record: Record, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
         record.conversation.add(message, turn, stats, self.loaded.name if self.loaded is not None else "")
         return tuple(filter(None, (self.try_save(record),)))
 
     # ---- what the model reads
+
+    def tool_report(self, summary: bool = True) -> list[str]:
+        """Lines about MCP servers, and with `summary` which tools the model gets; waits until they have started."""
+        return self.tools.report(self._reading, summary)
 
     def prompt(self) -> list[int]:
         """Token ids of the prompt for the current branch."""
@@ -314,7 +342,7 @@ class ChatSession:
             self.save(record)
             self.save_unsaved()
         except LocalqError as error:
-            return f"not saved (will retry with the next turn): {error}"
+            return f"not saved (will retry after the next turn): {error}"
         return ""
 
     # ---- a reply
@@ -341,6 +369,8 @@ class ChatSession:
             grammar_after=incoming.closing if self.grammar and incoming.thinking else "",
             think_budget=self.think_budget, begun=begun if self.think_budget is not None else "",
             marks=marks(self.tokenizer, prompt),
+            draft_tokens=0 if self.draft == drafts.OFF else self.draft_max,
+            ask_draft_model=drafts.asks_model(self.draft, is_named=bool(self.request.options.draft_path)),
         )  # fmt: skip
 
     def stream(self, generate: Generate, incoming: ReplyDecoder, limits: ReplyLimits = NO_LIMITS) -> Replies:

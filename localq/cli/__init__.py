@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # Prepared: there may be no memory to put it together.
-_NO_MEMORY = b"localq: memory: this process gets no more of it. Raise the limit with `ulimit -v unlimited`.\n"
+_NO_MEMORY = b"localq: out of memory. Raise the limit with `ulimit -v unlimited`.\n"
 
 
 def main() -> None:
@@ -32,6 +32,8 @@ def main() -> None:
         _give_up(error)
     try:
         command_line.run()
+    except KeyboardInterrupt:  # one more, while the last one was handled; Python would kill this process with SIGINT
+        os._exit(128 + signal.SIGINT)
     except (MemoryError, SystemError) as error:  # what reports errors had none left; or CPython itself
         _give_up(error)
 
@@ -50,7 +52,8 @@ def _give_up(error: Exception) -> "NoReturn":
     if not is_short:
         first = (str(error).splitlines() or [""])[0][:200]
         is_short = "failed to map segment" in first
-        why = f"cannot start ({type(error).__name__}: {first}). Reinstall it, or raise `ulimit -n`."
+        step = "Reinstall localq, or raise the open-file limit (`ulimit -n`)."
+        why = f"cannot start ({type(error).__name__}: {first}). {step}"
         said = said if is_short else f"localq: {why}\n".encode("utf-8", "replace")
     try:  # noqa: SIM105 - `contextlib` is an import more
         os.write(2, said)  # no stream, which may need memory that is not there

@@ -21,7 +21,7 @@ from localq.sanitize import HIDDEN, Secret
 
 _TOKEN = re.compile("[!-~]{1,1000}")
 MAX_LINE = 2000  # characters of a line of stdin
-_SEEN = "the token was visible in the process list and is in the shell history; use --token - or --token @FILE"
+_SEEN = "the token is visible in the process list and shell history; use --token - or --token @FILE instead"
 
 
 def use(value: str | None) -> None:
@@ -30,7 +30,7 @@ def use(value: str | None) -> None:
         return
     token = _read(value)
     if not _TOKEN.fullmatch(token.reveal()):
-        why = "not a valid access token (must be ASCII, no spaces)" if token.reveal() else "the token is empty"
+        why = "not a valid access token (must be ASCII without spaces)" if token.reveal() else "the token is empty"
         raise LocalqError("--token", why, "`hf auth login` stores a token permanently.", ExitCode.GATED)
     os.environ["HF_TOKEN"] = token.reveal()
 

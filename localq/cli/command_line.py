@@ -126,7 +126,7 @@ def _is_of_closed(error: Exception) -> bool:
 def _report_unwritable(error: Exception) -> ExitCode:
     step = "Free some space, or redirect the output elsewhere."
     if _is_of_closed(error):
-        step = "It is closed; redirect the output to a file."
+        step = "stdout is closed; redirect the output to a file."
     note(f"localq: stdout: cannot write ({error}). {step}")
     return ExitCode.DISK
 

@@ -67,7 +67,7 @@ def _detected() -> str:
     from typer._completion_shared import _get_shell_name  # start-up cost: rarely needed
 
     if (found := _get_shell_name()) is None:
-        raise usage_error(_OPTION, "the shell cannot be determined", _STEP)
+        raise usage_error(_OPTION, "could not detect the shell", _STEP)
     return found
 
 
@@ -76,7 +76,7 @@ def install(shell: str) -> Path:
     from typer._completion_shared import get_completion_script  # start-up cost, as above
 
     if shell not in SHELLS:
-        raise usage_error(_OPTION, f"{shell} is not supported (only {', '.join(SHELLS)})", _STEP)
+        raise usage_error(_OPTION, f"{shell} is not supported (supported shells: {', '.join(SHELLS)})", _STEP)
     found, home = SHELLS[shell], places.expand("~")
     script = home / found.script
     content = get_completion_script(prog_name="localq", complete_var=VARIABLE, shell=shell)
@@ -112,5 +112,5 @@ def _content(start_file: Path) -> bytes:
     except OSError as error:
         raise disk.read_error(start_file, error) from error
     if len(content) > MOST_BYTES:
-        raise usage_error(str(start_file), f"larger than {MOST_BYTES / 1e6:.0f} MB", _STEP)
+        raise usage_error(str(start_file), f"too large (limit: {MOST_BYTES / 1e6:.0f} MB)", _STEP)
     return content

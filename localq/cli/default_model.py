@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,9 +30,13 @@ def choose(settings: Settings, wanted: OpenOptions, *, named: bool, on_screen: b
         return given
     from localq.planner import recommend  # start-up cost: only where no model is named
 
+    if not wanted.fresh and (model := _of_server()) is not None:
+        if not quiet and not on_screen:
+            note(f"using {model}, which `localq serve` has loaded; for another model, run `localq chat MODEL`")
+        return replace(given, settings=settings.replace(model=model))
     found = recommend.best_here(settings)
     if found is not None:
-        opening = _opening(given, found, notice=f"{found.why}; to use another: localq chat MODEL")
+        opening = _opening(given, found, notice=f"{found.why}; to use another model, run `localq chat MODEL`")
         if not quiet and not on_screen:
             note(opening.notice)
         return opening
@@ -48,7 +53,7 @@ def choose(settings: Settings, wanted: OpenOptions, *, named: bool, on_screen: b
     name = f"{found.name}@{found.format}" if found.format else found.name
     cost = open_cost.of(catalog.resolve(name), settings, found.why)
     if cost is not None:
-        cost = replace(cost, alternative=f"{settings.model}, the small built-in model (answer no)")
+        cost = replace(cost, alternative=f"{settings.model}, the small built-in model (to use it, answer no)")
     if cost is None or agree.ask([cost]):
         return _opening(Opening(settings, replace(wanted, agreed=True)), found)
     note(f"using {settings.model}, the built-in model")
@@ -72,6 +77,14 @@ def planned(settings: Settings, *, named: bool, on_screen: bool = False) -> tupl
     if found is None and _may_fetch(settings, on_screen):
         found = recommend.best_to_fetch(settings)
     return (settings, None) if found is None else (settings.replace(model=found.name), found.format)
+
+
+def _of_server() -> str | None:
+    """The model that a server of this user holds: it is loaded, and leaves no memory for another."""
+    from localq.worker import shared  # start-up cost, as above
+
+    held = next((engine.holding for engine in shared.servers()), None)
+    return None if held is None else held.asked if os.path.isabs(held.asked) else held.model
 
 
 def is_named() -> bool:

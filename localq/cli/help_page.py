@@ -14,9 +14,9 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 # In the order in which a page shows them; the options that few need come last.
 MODEL, CONVERSATION, SAMPLING, ANSWER = "Model", "Conversation", "Sampling", "Answer format"
-CARD, TESTS, MODES, QUALITY = "Card", "Tests", "Modes", "Quality"
+SERVER, CARD, TESTS, MODES, QUALITY = "Server", "Card", "Tests", "Modes", "Quality"
 MEMORY, OUTPUT, ADVANCED = "Memory", "Output", "Advanced"
-PANELS = (MODEL, CARD, TESTS, MODES, CONVERSATION, SAMPLING, ANSWER, QUALITY, MEMORY, OUTPUT, ADVANCED)
+PANELS = (MODEL, SERVER, CARD, TESTS, MODES, CONVERSATION, SAMPLING, ANSWER, QUALITY, MEMORY, OUTPUT, ADVANCED)
 _ARGUMENTS, _COMMANDS, _OPTIONS = "Arguments", "Commands", "Options"
 _KINDS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "PathlibPath": "PATH"}
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localq import settings
+from localq import settings, wording
 from localq.chat.attachments import system_text
 from localq.cli import help_page, piped_input
 from localq.errors import usage_error
@@ -20,11 +20,11 @@ MAX_CONTEXT = 0  # of --ctx: "max", as large as fits, whatever the settings say
 
 def _count(text: str) -> int:
     try:
-        count = settings.parse_count(text)
+        count = wording.parse_count(text)
     except ValueError:
         raise usage_error(text[:40], "not a token count", "Use a number such as 4096 or 8k.") from None
     if count > settings.NO_LIMIT:
-        why = f"too many tokens; the limit is {settings.NO_LIMIT:,}"
+        why = f"too many tokens (limit: {settings.NO_LIMIT:,})"
         raise usage_error(text[:40], why, "Use `max` for as many as possible.")
     if count < 1:
         raise usage_error(text, "too few tokens", "Use 1 or more.")
@@ -63,7 +63,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="Name, NAME@FORMAT, ORG/REPO[:TAG], folder, .gguf (`help names`).",
+        help="Name, ORG/REPO[:TAG], folder or .gguf (see `localq help names`).",
         autocompletion=complete_names,
     ),
 ]
@@ -88,6 +88,10 @@ Force = Annotated[
     bool,
     typer.Option("--force", help="Load even if the model does not fit.", rich_help_panel=help_page.MODEL),
 ]
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", help="Do not use the `localq serve` engine.", rich_help_panel=help_page.MODEL),
+]
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -106,7 +110,7 @@ Offline = Annotated[
 Prompt = Annotated[
     str | None,
     typer.Option(
-        "--prompt", "-p", metavar="TEXT", help="First message; the only one if output is piped.",
+        "--prompt", "-p", metavar="TEXT", help="First message (the only one if output is piped).",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -119,7 +123,7 @@ System = Annotated[
 Think = Annotated[
     str | None,
     typer.Option(
-        "--think", metavar="LEVEL", help="Thinking: on, off or a level; --no-think = off.",
+        "--think", metavar="LEVEL", help="Thinking: on, off or a level (--no-think = off).",
         autocompletion=_choices("think"), rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -137,7 +141,7 @@ Continue = Annotated[
 Resume = Annotated[
     str | None,
     typer.Option(
-        "--resume", metavar="[ID|TITLE]", help="Resume a conversation; omit the value to choose.",
+        "--resume", metavar="[ID|TITLE]", help="Resume a conversation (or pick one from a list).",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -169,7 +173,7 @@ TopP = Annotated[
 ]
 MinP = Annotated[
     float | None,
-    typer.Option("--min-p", help="Cutoff relative to the top token; 0 = off.", rich_help_panel=help_page.SAMPLING),
+    typer.Option("--min-p", help="Min-p sampling cutoff; 0 = off.", rich_help_panel=help_page.SAMPLING),
 ]
 RepeatPenalty = Annotated[
     float | None,
@@ -181,12 +185,13 @@ Seed = Annotated[
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="Stop before TEXT; repeatable.", rich_help_panel=help_page.SAMPLING),
+    typer.Option("--stop", metavar="TEXT", help="Stop before TEXT (repeatable).", rich_help_panel=help_page.SAMPLING),
 ]
 Context = Annotated[
     int | None,
     typer.Option(
-        "--ctx", "-c", "--ctx-size", parser=_context, metavar="TOKENS", help="Context size, such as 8k, or max.",
+        "--ctx", "-c", "--ctx-size", parser=_context, metavar="TOKENS",
+        help="Context size in tokens, such as 8k, or max.",
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
@@ -206,14 +211,14 @@ KvBits = Annotated[
 Embed = Annotated[
     str | None,
     typer.Option(
-        "--embed", metavar="PLACE", help="Embedding table: auto, device or host.", autocompletion=_choices("embed"),
+        "--embed", metavar="PLACE", help="Embedding location: auto, device or host.", autocompletion=_choices("embed"),
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
 Head = Annotated[
     str | None,
     typer.Option(
-        "--head", metavar="FORM", help="Output head: auto, 16 or 8 bits, or nf4.", autocompletion=_choices("head"),
+        "--head", metavar="FORM", help="Output head precision: auto, 16, 8 or nf4.", autocompletion=_choices("head"),
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
@@ -226,14 +231,14 @@ Reserve = Annotated[
 Checkpoints = Annotated[
     str | None,
     typer.Option(
-        "--checkpoints", metavar="SIZE", help="RAM for undoing turns in hybrid models.",
+        "--checkpoints", metavar="SIZE", help="RAM for undo checkpoints (hybrid models).",
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
 Desktop = Annotated[
     str | None,
     typer.Option(
-        "--desktop", metavar="SIZE", help="With --vram: desktop VRAM use (default 700MB).",
+        "--desktop", metavar="SIZE", help="VRAM used by the desktop (only with --vram).",
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
@@ -241,7 +246,7 @@ ShowStats = Annotated[
     bool | None,
     typer.Option(
         "--stats/--no-stats", "--verbose", "-v",
-        help="Show speed and tokens; in run, also load stages.",
+        help="Show statistics; `run` also shows load stages.",
         show_default=False, rich_help_panel=help_page.OUTPUT,
     ),
 ]  # fmt: skip
@@ -254,7 +259,7 @@ Markdown = Annotated[
 ]  # fmt: skip
 Plain = Annotated[
     bool,
-    typer.Option("--plain", help="Use line mode; run /commands from a pipe.", rich_help_panel=help_page.OUTPUT),
+    typer.Option("--plain", help="Use line mode; accept /commands on stdin.", rich_help_panel=help_page.OUTPUT),
 ]
 Quiet = Annotated[
     bool,
@@ -267,27 +272,25 @@ DryMultiplier = Annotated[
 ]
 DryBase = Annotated[
     float | None,
-    typer.Option(
-        "--dry-base", help="DRY: growth per repeated token (default 1.75).", rich_help_panel=help_page.ADVANCED
-    ),
+    typer.Option("--dry-base", help="DRY penalty growth per token (default 1.75).", rich_help_panel=help_page.ADVANCED),
 ]
 DryAllowedLength = Annotated[
     int | None,
     typer.Option(
-        "--dry-allowed-length", help="DRY: shortest repetition penalized (default 2).",
+        "--dry-allowed-length", help="Shortest repetition DRY penalizes (default 2).",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip
 XtcProbability = Annotated[
     float | None,
     typer.Option(
-        "--xtc-probability", help="XTC: per-token probability of applying it.", rich_help_panel=help_page.ADVANCED
+        "--xtc-probability", help="XTC probability per token, such as 0.5; 0 = off.", rich_help_panel=help_page.ADVANCED
     ),
 ]
 XtcThreshold = Annotated[
     float | None,
     typer.Option(
-        "--xtc-threshold", help="XTC: probability threshold (default 0.1).", rich_help_panel=help_page.ADVANCED
+        "--xtc-threshold", help="XTC probability threshold (default 0.1).", rich_help_panel=help_page.ADVANCED
     ),
 ]
 Dtype = Annotated[
@@ -302,7 +305,7 @@ Dtype = Annotated[
 Token = Annotated[
     str | None,
     typer.Option(
-        "--token", metavar="TOKEN", callback=_use_token, help="Hub access token or @FILE; - = prompt for it.",
+        "--token", metavar="TOKEN", callback=_use_token, help="Hub access token, @FILE, or - to be prompted.",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip
@@ -354,7 +357,7 @@ def note_project(project: Mapping[str, settings.Origin]) -> None:
     if project:
         from localq.cli.output import note  # start-up cost: as above
 
-        note(f"({settings.project_summary({name: each.source for name, each in project.items()})})")
+        note(f"({wording.project_summary({name: each.source for name, each in project.items()})})")
 
 
 def single_model(argument: str | None, option: str | None) -> str | None:
@@ -384,5 +387,5 @@ def read_prompt(words: list[str], verb: str, example: str, required: bool = True
     """
     prompt = PromptText("" if words == ["-"] else " ".join(words), piped_input.read())
     if required and not prompt.text.strip():
-        raise usage_error(verb, "no prompt given", f"Run `{example}`, or pipe the prompt in.")
+        raise usage_error(verb, "no prompt given", f"Run `{example}`, or pipe in a prompt.")
     return prompt

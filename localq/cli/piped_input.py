@@ -67,7 +67,7 @@ def has_instructions(text: str) -> bool:
 
 def _check_size(size: int, unit: str = "characters") -> None:
     if size > MOST_CHARACTERS:
-        why = f"longer than {MOST_CHARACTERS:,} {unit}, too long for any context"
+        why = f"too long for any context (limit: {MOST_CHARACTERS:,} {unit})"
         raise usage_error("stdin", why, "Pipe in less text.")
 
 
@@ -99,7 +99,9 @@ def read_errors() -> Iterator[None]:
             os.set_blocking(sys.stdin.fileno(), True)
         yield
     except OSError as error:
-        why = f"cannot read it ({error.strerror or error})"
-        raise usage_error("stdin", why, "Redirect stdin from a text file, a pipe or /dev/null.") from error
+        why = f"cannot be read ({error.strerror or error})"
+        raise usage_error("stdin", why, "Pipe text in, or redirect stdin from a text file or /dev/null.") from error
     except UnicodeError as error:  # invalid bytes are replaced, but not the lack of UTF-16's byte order mark
-        raise usage_error("stdin", f"not text in {sys.stdin.encoding} ({error})", "Unset PYTHONIOENCODING.") from error
+        raise usage_error(
+            "stdin", f"not valid {sys.stdin.encoding} text ({error})", "Unset PYTHONIOENCODING."
+        ) from error

@@ -13,8 +13,9 @@ from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
 from localq.planner import budget as memory_budget
 from localq.planner import card as planner_card
-from localq.planner import choose, explain, fit_rows, footprint, making, offers, room
+from localq.planner import choose, draft_models, explain, fit_rows, footprint, making, offers, room
 from localq.planner import plan as memory_plan
+from localq.planner.draft_shape import DraftShape
 from localq.planner.offers import Choice, FormatCandidate, Offer
 from localq.planner.ram import Ram
 from localq.planner.speed import cards, measurements, predict
@@ -150,7 +151,7 @@ def make_report(name: str, format: str | None, settings: Settings) -> Report:
             name=target.name,
         )  # fmt: skip
         alone = FormatCandidate(offer, plan, hub.local_path(target), plan.fits and offer.unsupported is None)
-        choice = Choice(alone, "as stored", (alone,))
+        choice = Choice(alone, "the only format available", (alone,))
     return Report(choice, settings, memory, machines, basis, usual)
 
 
@@ -164,6 +165,15 @@ def lines(report: Report) -> list[tuple[str, str]]:
     rows += [("source", _source(report, taken)), ("download", _download(taken).removesuffix(" to download"))]
     rows += [(line.what, f"{line.value} ({line.why}; {line.option})") for line in report.decisions]
     parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
+    if plan.draft is not None and not plan.draft.is_block:
+        rows += [("draft model", _draft(report, plan.draft))]
+    elif offer.arch.mtp and report.settings.takes_mtp:
+        used = (
+            f"not used: {footprint.NO_MTP_ON_GPU}"
+            if plan.draft is None
+            else "used for drafting; to turn it off, use --draft lookup"
+        )
+        rows += [("MTP block", used)]
     rows += [("uses", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
     if report.unsupported:
         rows += [("runs", f"no: {report.unsupported}")]
@@ -229,6 +239,16 @@ def _source(report: Report, taken: FormatCandidate) -> str:
     return f"{origin}{checked}{', gated' if source.gated else ''}"
 
 
+def _draft(report: Report, shape: DraftShape) -> str:
+    target = draft_models.target(report.settings)
+    assert target is not None
+    text = f"{shape.name}, {shape.format}"
+    if hub.local_path(target) is not None:
+        return f"{text} (on this machine)"
+    size = target.source.bytes if target.source is not None else 0
+    return f"{text} ({human_bytes(size)} to download)" if size else text
+
+
 def _download(each: FormatCandidate) -> str:
     if each.here is not None:
         return f"on this machine: {each.here}"
@@ -269,6 +289,7 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
         "embed": plan.embed,
         "head": plan.head,
         "choices": [{"what": line.what, "value": line.value, "why": line.why} for line in report.decisions],
+        "draft_model": plan.draft.name if plan.draft else None,
         "ledger_bytes": plan.ledger.components,
         "tok_s": rounded(taken),
         "tok_s_basis": report.basis,

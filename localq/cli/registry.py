@@ -19,6 +19,7 @@ from localq.cli.option_values import accept_plain_values
 # `localq/cli/verbs/x.py`.
 GROUPS = {
     "Chat": ("chat", "tui", "run"),
+    "Serve": ("serve", "ps", "stop"),
     "Models": ("pull", "ls", "show", "verify", "rm", "prune", "fit"),
     "Quantize and measure": ("quantize", "bench", "eval"),
     "Setup": ("doctor", "config", "help"),

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq import settings
+from localq import settings, wording
 from localq.cli import help_page
 from localq.errors import ExitCode, LocalqError, usage_error
 
 if TYPE_CHECKING:
+    from localq.chat.tools.toolbox import Toolbox
     from localq.text.grammar import Grammar
 
 
@@ -21,7 +22,7 @@ def _budget(text: str) -> int:
     if text.strip().casefold() == "max":
         return settings.NO_LIMIT
     try:
-        count = settings.parse_count(text)
+        count = wording.parse_count(text)
     except ValueError:
         raise usage_error(text[:40], "not a token count", "Use a number such as 512 or 4k.") from None
     if not 0 <= count <= settings.NO_LIMIT:
@@ -29,13 +30,28 @@ def _budget(text: str) -> int:
     return count
 
 
+def _drafts(incomplete: str) -> list[str]:
+    return [value for value in settings.CHOICES["draft"] if value.startswith(incomplete)]
+
+
 ThinkBudget = Annotated[
     int | None,
     typer.Option(
-        "--think-budget", parser=_budget, metavar="TOKENS", help="Stop thinking after TOKENS; 0 = none.",
+        "--think-budget", parser=_budget, metavar="TOKENS", help="Stop thinking after TOKENS; 0 = no thinking.",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", metavar="SOURCE", help="Speculation: auto, off, lookup, mtp or NAME.",
+        autocompletion=_drafts, rich_help_panel=help_page.MODEL,
+    ),
+]  # fmt: skip
+DraftMax = Annotated[
+    int | None,
+    typer.Option("--draft-max", metavar="K", help="Maximum tokens per draft, 1 to 7.", rich_help_panel=help_page.MODEL),
+]
 LoopGuard = Annotated[
     bool | None,
     typer.Option(
@@ -46,7 +62,7 @@ LoopGuard = Annotated[
 Files = Annotated[
     list[Path] | None,
     typer.Option(
-        "--file", "-f", metavar="FILE", help="Attach a text file, like @FILE; repeatable.",
+        "--file", "-f", metavar="FILE", help="Attach a text file, as @FILE does (repeatable).",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -74,6 +90,48 @@ Regex = Annotated[
 ]
 
 
+Mcp = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mcp", metavar="SERVER", help="MCP server: command or URL; repeatable.",
+        rich_help_panel=help_page.CONVERSATION,
+    ),
+]  # fmt: skip
+McpAllow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mcp-allow", metavar="TOOL", help="Run TOOL without asking; repeatable.",
+        rich_help_panel=help_page.CONVERSATION,
+    ),
+]  # fmt: skip
+
+
+@contextlib.contextmanager
+def open_toolbox(
+    named: list[str] | None, allowed: list[str] | None, known: settings.Settings
+) -> Iterator[Toolbox | None]:
+    """The servers of --mcp, which start now and end with the context; None without the option.
+
+    Raises LocalqError: exit 2 for a malformed command or address, exit 1 where the package `mcp` is missing.
+    """
+    if not named:
+        if allowed:
+            raise usage_error("--mcp-allow", "no MCP server was given", "Add one with --mcp.")
+        yield None
+        return
+    from localq.chat.tools import servers, toolbox  # start-up cost: most chats have none
+
+    parsed = servers.parse(named, known.mcp)
+    servers.check_installed()
+    limits = toolbox.ToolLimits(known.mcp_rounds, known.mcp_timeout, known.mcp_result)
+    opened = toolbox.Toolbox(parsed, limits, tuple(allowed or ()))
+    try:
+        opened.start()
+        yield opened
+    finally:
+        opened.close()
+
+
 @contextlib.contextmanager
 def suggest_prompt(verb: str, named: bool) -> Iterator[None]:
     """Say in the error about an unknown model how a prompt is sent, which the user may have meant.
@@ -85,7 +143,7 @@ def suggest_prompt(verb: str, named: bool) -> Iterator[None]:
     except LocalqError as error:
         if not named or error.exit_code != ExitCode.UNKNOWN_MODEL:
             raise
-        step = f'{error.next_step} To send a prompt: localq {verb} -p "PROMPT".'.lstrip()
+        step = f'{error.next_step} To send a prompt, use `localq {verb} -p "PROMPT"`.'.lstrip()
         raise LocalqError(error.what, error.why, step, error.exit_code) from None
 
 

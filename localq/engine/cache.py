@@ -8,13 +8,15 @@ with weight 0, and 0 times an uninitialised NaN is NaN.
 A quantized cache (defined by `engine/kv_codec.py`) gives passes of many tokens a dequantized copy of one layer at a
 time, in a scratch buffer shared by all layers. Decode kernels read the codes themselves (`layer`).
 
-The states of recurrent layers are changed by every token, in place.
+The states of recurrent layers are changed by every token, in place. A step with drafts changes them by its first token
+alone; the inputs of the drafted ones are kept, until they are replayed up to the last one that was accepted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -25,12 +27,12 @@ from localq.engine.arena import Arena, arena_bytes
 from localq.engine.sliding import SlidingWindow
 from localq.errors import usage_error
 from localq.files import layer_caches
-from localq.files.layer_caches import KeysAndValues, LayerCache, RecurrentState, SharedCache
+from localq.files.layer_caches import EmptyCache, KeysAndValues, LayerCache, RecurrentState, SharedCache
 from localq.kernels import attention
 from localq.kernels.attention import KVLayer
 from localq.kernels.checks import HALF_TYPES
 from localq.kv_bits import KV_BITS, KvBits
-from localq.models.layers import LayerState
+from localq.models.layers import DraftedInputs, LayerState
 
 Layout = Sequence[LayerCache]  # of every layer
 Shape = tuple[tuple[int, ...], torch.dtype]
@@ -41,6 +43,7 @@ class KVCache:
 
     kv_layers   index of the layer -> its keys and values, for the layers that store any
     states      the same for recurrent layers
+    replayable  drafted tokens behind the states, whose inputs are kept; see `drafted_inputs`
     """
 
     def __init__(
@@ -51,21 +54,24 @@ class KVCache:
         device: torch.device | str,
         bits: KvBits = 16,
         chunk: int | None = None,
+        rows: int = 1,
     ) -> None:
         """Allocate the cache for `layout` (`Decoder.cache_layout`); bits 16 = the dtype of the model.
 
-        chunk: tokens of the longest pass, so that windows slide; None: they do not. Raises LocalqError (exit 2) for
-        heads that 8 and 4 bits do not support.
+        chunk: tokens of the longest pass, so that windows slide; None: they do not. rows: of the longest step with
+        drafts. Raises LocalqError (exit 2) for heads that 8 and 4 bits do not support.
         """
         self.layout, self.capacity, self.bits, self.dtype, self.chunk = layout, capacity, bits, dtype, chunk
+        self.rows, self.replayable, self._has_drafts = rows, 0, False
         _check(layout, bits)
-        shapes = [_shapes(each, capacity, dtype, bits, chunk) for each in layout]
+        shapes = [_shapes(each, capacity, dtype, bits, chunk, rows) for each in layout]
         copied = 0 if bits == 16 else layer_caches.most_copied(layout, capacity, chunk)
         copies: Shape = ((2, copied), dtype)  # k, v of a layer, dequantized
         sizes = [math.prod(shape) * kind.itemsize for shape, kind in [copies, *(part for of in shapes for part in of)]]
         arena = Arena(arena_bytes(sizes), device)
         self.kv_layers: dict[int, KVLayer] = {}
         self.states: dict[int, LayerState] = {}
+        self.drafted_inputs: dict[int, DraftedInputs] = {}  # of recurrent layers
         self._windows: dict[int, SlidingWindow] = {}
         for index, (kept, parts) in enumerate(zip(layout, shapes, strict=True)):
             buffers = [arena.empty(shape, kind).zero_() for shape, kind in parts]
@@ -74,7 +80,7 @@ class KVCache:
                 if kept.window and chunk is not None:
                     self._slide(kept, chunk, buffers)
             elif isinstance(kept, RecurrentState):
-                self.states[index] = LayerState(*buffers)
+                self.states[index], self.drafted_inputs[index] = LayerState(*buffers[:2]), DraftedInputs(*buffers[2:])
         self._scratch = arena.empty(*copies).zero_()
 
     @property
@@ -102,6 +108,19 @@ class KVCache:
     def state(self, layer: int) -> LayerState:
         """Return the state of a recurrent layer, which passes change in place."""
         return self.states[layer]
+
+    def drafted(self, layer: int) -> DraftedInputs | None:
+        """Where a recurrent layer keeps the inputs of drafted tokens, in a pass `with_drafts`."""
+        return self.drafted_inputs[layer] if self._has_drafts else None
+
+    @contextmanager
+    def with_drafts(self) -> Iterator[None]:
+        """A pass runs inside whose tokens but the first are drafted."""
+        self._has_drafts = True
+        try:
+            yield
+        finally:
+            self._has_drafts = False
 
     @property
     def is_cuda(self) -> bool:
@@ -138,27 +157,40 @@ class KVCache:
         the next call overwrites. No host synchronization: works under CUDA graph capture.
         """
         stored, window = self.kv_layers[layer], self.window_of(layer)
-        if window is not None:
-            base, live = self.view(window.window, live)
-            positions = positions - base if base else positions
+        slots = positions - window.base if window is not None and window.base else positions
         if self.bits == 16:
-            stored.k.index_copy_(1, positions, k.transpose(0, 1))
-            stored.v.index_copy_(1, positions, v.transpose(0, 1))
+            stored.k.index_copy_(1, slots, k.transpose(0, 1))
+            stored.v.index_copy_(1, slots, v.transpose(0, 1))
+        elif self._has_kernels:
+            attention.kv_write(stored, k, v, slots)
+        else:
+            key_bits, value_bits = kv_bits.split(self.bits)
+            _store(stored.k, stored.k_scales, k, slots, key_bits)
+            _store(stored.v, stored.v_scales, v, slots, value_bits)
+        return self.read(layer, live)
+
+    def read(self, layer: int, live: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a layer, or of the one that it shares, as `update` does."""
+        stored, window = self.layer(layer), self.window_of(layer)
+        live = live if window is None else self.view(window.window, live)[1]
+        if self.bits == 16:
             return stored.k[:, :live], stored.v[:, :live]
         keys, values = (
             part[: stored.kv_heads * live * stored.head_dim].view(stored.kv_heads, live, stored.head_dim)
             for part in self._scratch
         )
-        if k.is_cuda and k.dtype in HALF_TYPES:
-            attention.kv_write(stored, k, v, positions)
+        if self._has_kernels:
             attention.kv_read(stored, keys, values)
         else:
             key_bits, value_bits = kv_bits.split(self.bits)
-            _store(stored.k, stored.k_scales, k, positions, key_bits)
-            _store(stored.v, stored.v_scales, v, positions, value_bits)
             keys.copy_(_restore(stored.k, stored.k_scales, live, key_bits, self.dtype))
             values.copy_(_restore(stored.v, stored.v_scales, live, value_bits, self.dtype))
         return keys, values
+
+    @property
+    def _has_kernels(self) -> bool:
+        """True where kernels write and read codes."""
+        return self.is_cuda and self.dtype in HALF_TYPES
 
     # ---- the parts that a continuation of the text needs, to copy and to store
 
@@ -213,6 +245,10 @@ class KVCache:
         """Begin a text: windows from position 0 on, states of zeros."""
         for window in self._windows.values():
             window.restart()
+        self._begin_states()
+
+    def _begin_states(self) -> None:
+        self.replayable = 0
         for state in self.states.values():
             state.matrix.zero_()
             state.columns.zero_()
@@ -221,6 +257,7 @@ class KVCache:
         """Return `parts` to be written: windows hold nothing but those of `tokens` tokens from now on."""
         for window in self._windows.values():
             window.restart(max(0, tokens - window.window + 1))
+        self.replayable = 0
         return self.parts(tokens)
 
     def clear(self, first: int = 0) -> None:
@@ -234,9 +271,7 @@ class KVCache:
                 stored[:, max(0, first - (window.base if window else 0)) :].zero_()
         for window in self._windows.values():
             window.restart(min(window.base, first))
-        for state in self.states.values():
-            state.matrix.zero_()
-            state.columns.zero_()
+        self._begin_states()
         self._scratch.zero_()
 
     def bytes(self) -> int:
@@ -245,7 +280,7 @@ class KVCache:
 
     @staticmethod
     def bytes_for(
-        layout: Layout, capacity: int, dtype: torch.dtype, bits: KvBits = 16, chunk: int | None = None
+        layout: Layout, capacity: int, dtype: torch.dtype, bits: KvBits = 16, chunk: int | None = None, rows: int = 1
     ) -> int:
         """Return the bytes that a cache of this shape allocates, with the scratch of a quantized one."""
         stored: KvBits = 8 * dtype.itemsize if bits == 16 else bits
@@ -253,7 +288,8 @@ class KVCache:
         slots = sum(
             each.slots(capacity, chunk) * each.slot_bytes(stored) for each in layer_caches.keys_and_values(layout)
         )
-        return copied + slots + layer_caches.state_bytes(layout, dtype.itemsize)
+        states = layer_caches.state_bytes(layout, dtype.itemsize)
+        return copied + slots + states + layer_caches.drafted_bytes(layout, dtype.itemsize, rows)
 
     def _slide(self, kept: KeysAndValues, chunk: int, buffers: list[Tensor]) -> None:
         """Add the buffers of a layer to its window."""
@@ -264,7 +300,8 @@ class KVCache:
 
     def _buffers(self) -> list[Tensor]:
         stored = (part for layer in self.kv_layers.values() for part in stored_parts(layer))
-        return [*stored, *(part for state in self.states.values() for part in state), self._scratch]
+        recurrent = (*self.states.values(), *self.drafted_inputs.values())
+        return [*stored, *(part for layer in recurrent for part in layer), self._scratch]
 
 
 def stored_parts(layer: KVLayer) -> list[Tensor]:
@@ -276,17 +313,20 @@ def _check(layout: Layout, bits: KvBits) -> None:
     if bits not in KV_BITS:
         raise usage_error("--kv", f"{bits} is not a supported KV cache precision", "Use 16, 8, k8v4 or 4.")
     for width in {each.head_dim for each in layer_caches.keys_and_values(layout)}:
-        if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
-            why = f"the head dimension is {width}; a KV cache below 16 bits needs a multiple of 8, up to 256"
+        if bits != 16 and (width % 8 or width > kv_bits.MOST_CODED_COLUMNS):
+            why = f"a KV cache below 16 bits requires a head dimension divisible by 8, up to 256; this one is {width}"
             raise usage_error("--kv", why, "Use --kv 16.")
 
 
-def _shapes(kept: LayerCache, capacity: int, dtype: torch.dtype, bits: KvBits, chunk: int | None) -> list[Shape]:
-    """Return the shapes of k and v, and of their scales where they are codes; or those of a state."""
+def _shapes(
+    kept: LayerCache, capacity: int, dtype: torch.dtype, bits: KvBits, chunk: int | None, rows: int
+) -> list[Shape]:
+    """Return the shapes of k and v, and of their scales where they are codes; or of a state and of drafted inputs."""
     if isinstance(kept, RecurrentState):
         matrix: Shape = ((kept.heads, kept.key_dim, kept.value_dim), torch.float32)
-        return [matrix, ((kept.channels, kept.columns), dtype)]
-    if isinstance(kept, SharedCache):
+        rates: Shape = ((rows - 1, kept.heads), torch.float32)
+        return [matrix, ((kept.channels, kept.columns), dtype), ((rows - 1, kept.channels), dtype), rates, rates]
+    if isinstance(kept, SharedCache | EmptyCache):
         return []
     slots = kept.slots(capacity, chunk)
     plain: Shape = ((kept.kv_heads, slots, kept.head_dim), dtype)

@@ -7,6 +7,7 @@ constraint lets go (`free`) have no mask, and are decoded as in a reply without 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -43,6 +44,15 @@ class Constraint(Protocol):
     def stopped(self) -> bool:
         """True when nothing can follow: the reply ends with reason "stop"."""
 
+    def draft(self) -> list[int]:
+        """Return ids that probably come next, because little else is allowed; empty where nothing is known.
+
+        They are drafts: the reply has them only if the model chooses them.
+        """
+
+    def fork(self) -> Constraint:
+        """Return a copy that advances on its own, for the masks along a draft. It may share what does not change."""
+
 
 def only(token: int, vocab: int) -> Tensor:
     """Return the mask i32 [ceil(vocab / 32)] that allows `token` alone."""
@@ -55,6 +65,25 @@ def only(token: int, vocab: int) -> Tensor:
 def mask_words(vocab: int) -> int:
     """Return the number of words of a mask."""
     return -(-vocab // 32)
+
+
+def masks_along(constraint: Constraint, draft: Sequence[int], vocab: int) -> list[Tensor]:
+    """Return the masks of the next token and of those behind the tokens of `draft`, i32 [ceil(vocab / 32)] each.
+
+    They end at the first drafted token that is not allowed, where the constraint has stopped, and where it lets go.
+    Copies: the constraint does not advance. Raises as `next_mask`.
+    """
+    ahead = constraint.fork() if draft else constraint
+    masks = [next_mask(ahead, vocab).clone()]
+    for token in draft:
+        word = int(masks[-1][token // 32])
+        if not word >> token % 32 & 1:
+            break
+        ahead.accept(token)
+        if ahead.stopped or ahead.free():
+            break
+        masks.append(next_mask(ahead, vocab).clone())
+    return masks
 
 
 def next_mask(constraint: Constraint, vocab: int) -> Tensor:

@@ -17,17 +17,22 @@ from pathlib import Path
 
 import torch
 
+from localq.drafts import MOST, rows_for
 from localq.engine import profile, snapshot
 from localq.engine.cached_text import CachedText
 from localq.engine.constraint import Constraint
+from localq.engine.decode_loop import DecodeLoop, why_no_drafts
+from localq.engine.draft.drafter import Drafter
+from localq.engine.draft.head import open_draft_model
 from localq.engine.load.load import LoadedModel, free_memory, out_of_memory
-from localq.engine.reply import ReplyStats, Step
+from localq.engine.logit_options import RequestLogits
+from localq.engine.reply import ReplyStats, Step, check_request
 from localq.engine.sampler import NON_FINITE
 from localq.engine.step import fused
 from localq.engine.step.steps import Steps
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.planner import footprint
-from localq.sampling import Sampling
+from localq.sampling import LogitOptions, Sampling
 from localq.stats import Stats, StepProfile
 from localq.wording import OnProgress
 
@@ -41,31 +46,47 @@ class Engine:
         use_graphs: bool = True,
         chunk: int | None = None,
         on_progress: OnProgress = lambda stage, done, total: None,
+        draft_tokens: int = 0,
+        draft: LoadedModel | None = None,
     ) -> None:
-        """Allocate buffers and, on a GPU, run everything once and capture the graphs; chunk: tokens of a prefill pass.
+        """Allocate buffers and, on a GPU, run everything once and capture the graphs.
 
-        At most those that the cache has room for.
-
+        chunk: tokens of a prefill pass, at most those that the cache has room for.
         use_graphs False: the launches of the graphs one by one, with the same results bit for bit.
+        draft_tokens: of a draft that a step can verify, at most; 0 where the model has `no_drafts`, and no more than
+        its cache keeps the inputs of. draft: a model that drafts (`engine.load.draft`).
         """
         self.model = model
         on_cuda = model.device.type == "cuda"
         self.chunk = min(chunk or footprint.prefill_chunk(on_cuda), model.cache.longest_pass)
-        self._steps = Steps(model)
-        self._text = CachedText(model.cache, model.checkpoint_bytes)
-        self._unread: int | None = None  # the last token of the reply, which need not be in the text
+        self.no_drafts = why_no_drafts(model.cache)  # a reason; empty where drafts can be verified
+        most = model.cache.rows - 1 if model.cache.states else MOST
+        self.draft_tokens = 0 if self.no_drafts else min(draft_tokens, most)
+        self._steps = Steps(model, rows_for(1 + self.draft_tokens))
+        self._text = CachedText(model.cache, model.checkpoint_bytes, self._steps.replay)
+        self._loop: DecodeLoop | None = None  # of the last reply
         self._ledger = {**model.ledger, "sampler": self._steps.state.bytes()}
         self.notes = model.notes
+        self._draft_model = open_draft_model(draft, model, self._text, use_graphs) if self.draft_tokens else None
+        self._drafter = Drafter(self._draft_model)
+        if self._draft_model is not None:
+            self._ledger |= self._draft_model.ledger()
+            self.notes = (*self.notes, *self._draft_model.notes)
         if on_cuda:
             reason = fused.why_not(model.model)
             if reason:
-                self.notes = (*self.notes, f"decoding is slow without the fused kernels: {reason}")
+                self.notes = (*self.notes, f"decoding is slow because the fused kernels cannot be used: {reason}")
             self._prepare(not reason, use_graphs, on_progress)
 
     @property
     def graphs(self) -> bool:
         """True where decode steps replay captured graphs."""
         return self._steps.graphs is not None
+
+    @property
+    def draft_model(self) -> str:
+        """The name of the draft model; empty without one."""
+        return "" if self._draft_model is None or not self.draft_tokens else self._draft_model.name
 
     @property
     def cached_tokens(self) -> int:
@@ -88,7 +109,8 @@ class Engine:
                 self._ledger |= self._steps.fuse()
             if fuse and use_graphs:
                 on_progress("capturing graphs", 0, 0)
-                self._ledger["graphs"] = self._steps.capture()
+                self._ledger["graphs"] = self._ledger.get("graphs", 0) + self._steps.capture()
+                self._check_drafts()
             on_progress("warming up", 0, 0)
             self._reserve()
             self._warm_up()
@@ -100,6 +122,12 @@ class Engine:
         self._steps.drop()
         free_memory()
         raise failure
+
+    def _check_drafts(self) -> None:
+        """Take no drafts where the kernels cannot verify them."""
+        if reason := self._steps.no_drafts:
+            self.no_drafts, self.draft_tokens = reason, 0
+            self.notes = (*self.notes, f"speculative decoding is off: {reason}")
 
     def _reserve(self) -> None:
         """Make the allocator hold the planned memory of prefill in one block, which passes split."""
@@ -127,31 +155,32 @@ class Engine:
         constraint: Constraint | None = None,
         breakers: frozenset[int] = frozenset(),
         marks: Sequence[int] = (),
+        draft_tokens: int = 0,
+        ask_draft_model: bool = True,
+        logits: LogitOptions | None = None,
     ) -> Iterator[Step]:
         """Continue `prompt` until a stop id, `max_tokens`, a full context, or `cancelled()` (asked at every step).
 
         constraint: of the reply, which ends when that has stopped; breakers: ids that end a repetition, for DRY; marks:
-        lengths of the prompt that a later one may go back to.
+        lengths of the prompt that a later one may go back to; draft_tokens: of a draft, at most, up to those of the
+        engine; ask_draft_model: these may be of the draft model, if there is one. Drafts do not change the reply.
+        logits: bias, penalties and log probabilities; on a GPU such a reply is made without drafts.
 
         Raises LocalqError at once for a prompt that is empty or has unknown ids (exit 2), or is longer than the context
         (exit 2), and while decoding for a non-finite logit.
         """
-        self._check(prompt, max_tokens)
-        reply = self._reply(prompt, sampling, stop_ids, max_tokens, cancelled, constraint, breakers, marks)
+        check_request(prompt, max_tokens, self.model.vocab, self.model.ctx)
+        self._steps.state.options = options = RequestLogits.of(logits, self.model.vocab, self.model.device)
+        most = 0 if options is not None and self.model.device.type == "cuda" else min(draft_tokens, self.draft_tokens)
+        drafter = self._drafter_for(prompt, most, ask_draft_model)
+        reply = self._reply(prompt, sampling, stop_ids, max_tokens, cancelled, constraint, breakers, marks, drafter)
         return self._settled(reply)
 
-    def _check(self, prompt: list[int], max_tokens: int | None) -> None:
-        if not prompt:
-            raise usage_error("prompt", "the prompt is empty", "Enter some text.")
-        for id in prompt:
-            if type(id) is not int or not 0 <= id < self.model.vocab:
-                why = f"token {str(id)[:40]} is outside the vocabulary of {self.model.vocab} tokens"
-                raise usage_error("prompt", why, "The tokenizer does not match this model.")
-        if max_tokens is not None and max_tokens < 1:
-            raise usage_error("max_tokens", f"{max_tokens} is too small", "Use 1 or more.")
-        if len(prompt) > self.model.ctx:
-            why = f"{len(prompt)} tokens long, but the context is only {self.model.ctx} tokens"
-            raise usage_error("prompt", why, "Shorten it, or load with a larger --ctx.")
+    def _drafter_for(self, prompt: list[int], most: int, ask_model: bool) -> Drafter | None:
+        if not most:
+            return None
+        self._drafter.begin(prompt, most, ask_model)
+        return self._drafter
 
     def _reply(
         self,
@@ -163,6 +192,7 @@ class Engine:
         constraint: Constraint | None,
         breakers: frozenset[int],
         marks: Sequence[int],
+        drafter: Drafter | None,
     ) -> Iterator[Step]:
         room = self.model.ctx - len(prompt) + 1  # the last token of a reply needs no slot
         limit = room if max_tokens is None else min(max_tokens, room)
@@ -184,7 +214,9 @@ class Engine:
             yield Step((), reply.record_prefill(len(self._text)))
             if stop in marks and (stop < len(prompt) or constraint is not None):
                 self._text.checkpoint()
-        for token in self._decode(reply, constraint, keep=constraint is None and len(prompt) in marks):
+        loop = DecodeLoop(self.model, self._steps, self._text, reply, constraint, drafter, self._recompute)
+        self._loop = loop
+        for token in loop.tokens(keep=constraint is None and len(prompt) in marks):
             if isinstance(token, Stats):  # the conversation is computed again
                 yield Step((), token)
                 if cancelled():
@@ -194,13 +226,13 @@ class Engine:
             if token == NON_FINITE:
                 self._invalidate()
                 why = f"non-finite logits at token {reply.count}"
-                raise LocalqError("model", why, "The weights are damaged, or they overflow with this --dtype.")
+                raise LocalqError("model", why, "The weights are damaged, or values overflow in the selected --dtype.")
             if token in stop_ids:
                 yield reply.end("stop")
                 return
             if constraint is not None:
                 constraint.accept(token)
-            yield Step((token,), reply.record_token())
+            yield Step((token,), reply.record_token(), logprobs=() if loop.logprob is None else (loop.logprob,))
             if constraint is not None and constraint.stopped:
                 yield reply.end("stop")
                 return
@@ -213,7 +245,7 @@ class Engine:
 
         Not after an error, which the device may repeat.
         """
-        self._unread = None
+        self._loop = None
         try:
             yield from reply
         except GeneratorExit:
@@ -223,8 +255,9 @@ class Engine:
 
     def _settle(self) -> None:
         """Take the last token into the text if states have read it: a step was launched ahead."""
-        if self.model.cache.states and self._unread is not None and self._text.read == len(self._text) + 1:
-            self._text.ids.append(self._unread)
+        unread = None if self._loop is None else self._loop.unread
+        if self.model.cache.states and unread is not None and self._text.read == len(self._text) + 1:
+            self._text.ids.append(unread)
         self._text.checkpoint()
 
     def _passes(self, first: int, end: int, marks: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -282,57 +315,6 @@ class Engine:
             logits: torch.Tensor = self.model.model(tokens, positions, self.model.cache, end)
         return logits
 
-    def _decode(self, reply: ReplyStats, constraint: Constraint | None, keep: bool) -> Iterator[int | Stats]:
-        """Yield tokens, at most `reply.limit`, the first from the prefill. Keeps the ids of the text in step.
-
-        Yields progress where the cache is computed again (`_recompute`). A constraint must accept a token before the
-        next one is requested. On a GPU the mask after a token is computed while the device runs that token's pass.
-        keep: save a checkpoint of the prompt after the first token; only for a reply without a constraint.
-        """
-        launched = 1
-        token: int | None = None
-        if keep:  # the user has the first token before the copy is made
-            token = self._take(reply, None)
-            yield token
-            self._text.checkpoint()
-        same_until = self.model.model.same_tables_until(len(reply.prompt))
-        while reply.count < reply.limit:
-            position, waiting = len(reply.prompt) + launched - 1, launched - reply.count
-            crosses = position == same_until  # first all launched tokens are taken: the pass needs them as ids
-            more, lookahead = launched < reply.limit, 0 if crosses else self._steps.lookahead
-            is_free = constraint is None or waiting < constraint.free()
-            masked = constraint is not None and not is_free and waiting == 1 and more
-            if more and is_free and waiting <= lookahead:
-                if crosses:
-                    yield from self._recompute(reply, position + 1)
-                    same_until = self.model.model.same_tables_until(position + 1)
-                with self._text.passing(position, 1):
-                    self._steps.launch(position, reply.greedy)
-                launched += 1
-                continue
-            if masked and lookahead:
-                self._steps.forward(position)
-            token = self._take(reply, token)
-            yield token
-            if masked and constraint is not None:
-                if crosses:
-                    yield from self._recompute(reply, position + 1)
-                    same_until = self.model.model.same_tables_until(position + 1)
-                if not lookahead:
-                    self._steps.forward(position)
-                self._steps.obey(constraint)
-                self._steps.choose(reply.greedy)
-                launched += 1
-
-    def _take(self, reply: ReplyStats, previous: int | None) -> int:
-        """Return the next token; `previous` is the input of the step that produced it."""
-        token = self._steps.readback.take()
-        if previous is not None:
-            self._text.ids.append(previous)
-        self._unread = token
-        reply.count += 1
-        return token
-
     # ---- snapshots
 
     def save_cache(self, path: Path, weights: str) -> int:
@@ -362,8 +344,8 @@ class Engine:
         """
         steps = self._steps
         if steps.fused is None:
-            why = "profiling needs the fused decode step, which this device or model does not support"
-            raise LocalqError("profile", why, "Load with --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
+            why = "profiling requires the fused decode step, which this device or model does not support"
+            raise LocalqError("profile", why, "Use --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
         first = profile.clamp_position(len(self._text) if position is None else position, self.model.ctx)
         kept = self._text.before(first) if keep else 0
         steps.readback.forget()
@@ -375,6 +357,32 @@ class Engine:
             steps.state.rewind()
             self.model.cache.clear(kept)
             self._text.back_to(kept)
+
+    @torch.inference_mode()
+    def pass_seconds(self, rows: int, count: int) -> float:
+        """Return the median wall time of a decode step of `rows` rows, as `profile.pass_seconds`; clears the cache."""
+        first = self.model.ctx - rows
+        try:
+            with self._text.passing(first, rows):
+                return profile.pass_seconds(self._steps, self.model.ctx, rows, count)
+        finally:
+            self._invalidate()
+
+    def drafting_seconds(self, count: int) -> float | None:
+        """Return the median time in which the draft model drafts a token; None without one."""
+        return None if self._draft_model is None else self._draft_model.token_seconds(count)
+
+    @torch.inference_mode()
+    def logits_after(self, ids: list[int]) -> torch.Tensor:
+        """Return logits f32 [vocab] of the token behind `ids`, on the CPU; clears the cache."""
+        self._text.clear()
+        self._choose_length(len(ids))
+        try:
+            for first in range(0, len(ids), self.chunk):
+                logits = self._pass(ids[first : first + self.chunk], first)
+            return logits[0].float().cpu()
+        finally:
+            self._invalidate()
 
     def _invalidate(self) -> None:
         """Clear the cache: NaN in a slot reaches later replies even through a mask."""

@@ -129,7 +129,7 @@ def _matrix(module: Any, path: str) -> Nf4Operand:
     if reason := kernels.why_not_on(torch.cuda.get_device_capability(device)):
         raise LocalqError(_SUBJECT, reason, "Reinstall localq with nvcc available.", ExitCode.NO_DEVICE)
     if why := why_not_readable(state):
-        raise usage_error(_SUBJECT, f"{path}: {why}", "The kernels support only NF4 in blocks of 64.")
+        raise usage_error(_SUBJECT, f"{path}: {why}", "The kernels support only NF4 with a block size of 64.")
     matrix = matrix_of(module.weight.data, state)
     try:
         check_matrix(_SUBJECT, matrix)
@@ -143,11 +143,11 @@ def why_not_readable(state: Any) -> str:
     if state.quant_type != "nf4":
         return f"the weights are {str(state.quant_type).upper()}, not NF4"
     if state.blocksize != BLOCK:
-        return f"its block size is {state.blocksize}"
+        return f"the block size is {state.blocksize}"
     if len(state.shape) != 2 or state.shape[1] % BLOCK:
-        return f"its shape is {list(state.shape)}, not [out, in] with in % {BLOCK} == 0"
+        return f"the shape is {list(state.shape)}, not [out, in] with in % {BLOCK} == 0"
     if state.nested and state.state2.blocksize != NESTED_BLOCK:
-        return f"its scales are quantized in blocks of {state.state2.blocksize}, expected {NESTED_BLOCK}"
+        return f"the scales are quantized in blocks of {state.state2.blocksize}; expected {NESTED_BLOCK}"
     return ""
 
 

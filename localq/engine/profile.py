@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity
 from localq.engine.load.device import capture_stream
 from localq.engine.step.fused import FusedStep, Launch
 from localq.engine.step.state import Readback
+from localq.engine.step.steps import Steps
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Operation, StepProfile
 
@@ -70,7 +71,7 @@ def clamp_position(position: int, ctx: int) -> int:
     """
     if ctx < REPLAYS:
         why = f"a context length of {ctx} is too short for {REPLAYS} steps"
-        raise LocalqError("profile", why, "Load with a larger --ctx.", ExitCode.USAGE)
+        raise LocalqError("profile", why, "Use a larger --ctx.", ExitCode.USAGE)
     return max(0, min(position, ctx - REPEATED))
 
 
@@ -125,6 +126,28 @@ def _steady_us(graph: torch.cuda.CUDAGraph, readback: Readback, count: int) -> f
     return (time.perf_counter() - started) * 1e6 / count
 
 
+def pass_seconds(steps: Steps, ctx: int, rows: int, count: int) -> float:
+    """Return the median wall time of a greedy step of `rows` rows at the end of a context, awaited by the host.
+
+    Writes over the cache there. Raises LocalqError (exit 2) for a context that is too short.
+    """
+    if ctx < rows:
+        why = f"a context length of {ctx} is too short for a pass of {rows} rows"
+        raise LocalqError("profile", why, "Use a larger --ctx.", ExitCode.USAGE)
+    steps.readback.forget()
+    times = []
+    for _ in range(count + 1):
+        steps.state.rewind(ctx - rows)
+        started = time.perf_counter()
+        if rows > 1:
+            steps.draft((), rows)
+        steps.launch(ctx - rows, greedy=True, rows=rows)
+        steps.readback.take()
+        times.append(time.perf_counter() - started)
+    steps.state.rewind()
+    return statistics.median(times[1:])
+
+
 # ---- by kernel records
 
 
@@ -166,7 +189,7 @@ def attribute_records(records: Sequence[KernelRecord], launches: int, replays: i
     rest = ordered[marks[-1] + 1 :]
     once = sum(counts)
     if len(counts) != launches or len(rest) != once * replays or names != names[:once] * (replays + 1):
-        why = f"{replays} replays recorded {len(rest)} kernels, but one step has {once} in {len(counts)} operations"
+        why = f"{replays} replays recorded {len(rest)} kernels, but one step has {once} ({len(counts)} operations)"
         raise LocalqError("profile", why, "Report this as a bug.")
     samples: list[list[float]] = [[] for _ in counts]
     for replay in range(replays):

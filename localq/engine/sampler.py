@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from localq.engine.constraint import mask_words, unpack_mask
+from localq.kernels.gemv import ROWS
 from localq.kernels.sampling import workspace_elements
 from localq.sampling import LONGEST_MATCH, Sampling
 
@@ -44,7 +45,7 @@ class SamplerState:
     penalties  f32  [51]             penalty by length of a repetition; 0 where it is allowed
     breakers   bool [vocab]          tokens that end a repetition
     matches    i32  [vocab]          workspace between the GPU kernels; zeros otherwise
-    mask       i32  [ceil(vocab/32)] bit i % 32 of word i // 32: token i is allowed
+    masks      i32  [ROWS, ceil(vocab/32)] bit i % 32 of word i // 32: token i is allowed, for each row of a step
     """
 
     def __init__(self, vocab: int, capacity: int, device: torch.device) -> None:
@@ -68,8 +69,13 @@ class SamplerState:
         self.penalties = zeros(LONGEST_MATCH + 1, torch.float32)
         self.breakers = zeros(vocab, torch.bool)
         self.matches = zeros(vocab, torch.int32)
-        self.mask = zeros(mask_words(vocab), torch.int32)
-        self._staged = torch.zeros(mask_words(vocab), dtype=torch.int32, pin_memory=on_cuda)
+        self.masks = torch.zeros(ROWS, mask_words(vocab), dtype=torch.int32, device=device)
+        self._staged = torch.zeros(ROWS, mask_words(vocab), dtype=torch.int32, pin_memory=on_cuda)
+
+    @property
+    def mask(self) -> Tensor:
+        """The mask of a step of one row."""
+        return self.masks[0]
 
     @property
     def plain(self) -> bool:
@@ -121,13 +127,14 @@ class SamplerState:
         if self.xtc:
             self.excludes[:steps].copy_(drawn[:, 0] < sampling.xtc_probability)
 
-    def allow(self, mask: Tensor) -> None:
-        """Restrict the next and all later choices to mask i32 [ceil(vocab/32)], on the CPU.
+    def allow(self, *masks: Tensor) -> None:
+        """Restrict the next and all later choices to masks i32 [ceil(vocab/32)], on the CPU, one for each row.
 
-        On a GPU the mask is copied in stream order without waiting; the previous copy must have finished.
+        On a GPU the masks are copied in stream order without waiting; the previous copy must have finished.
         """
         self.masked = True
-        self.mask.copy_(self._staged.copy_(mask), non_blocking=True)
+        for row, mask in enumerate(masks):
+            self.masks[row].copy_(self._staged[row].copy_(mask), non_blocking=True)
 
     def advance(self, token: Tensor) -> None:
         """Count `token` i64 [1] (an id, not NON_FINITE) as part of the reply."""
@@ -141,12 +148,13 @@ class SamplerState:
         return sum(tensor.nbytes for tensor in vars(self).values() if isinstance(tensor, Tensor)) - self._staged.nbytes
 
 
-def sample(logits: Tensor, state: SamplerState, greedy: bool) -> Tensor:
+def sample(logits: Tensor, state: SamplerState, greedy: bool, row: int = 0) -> Tensor:
     """Choose a token i64 [1] from logits f32 [vocab]; NON_FINITE if any logit is NaN or infinite.
 
-    `greedy` is a host decision (its graph is much cheaper); without it temperature must be above 0.
+    `greedy` is a host decision (its graph is much cheaper); without it temperature must be above 0. row: of the step,
+    for its mask.
     """
-    scores = adjust(logits, state) if state.dry or state.masked else penalize(logits, state)
+    scores = adjust(logits, state, row) if state.dry or state.masked else penalize(logits, state)
     return torch.where(torch.isfinite(logits).all(), choose(scores, state, greedy), NON_FINITE)
 
 
@@ -161,13 +169,13 @@ def penalize(logits: Tensor, state: SamplerState) -> Tensor:
     return torch.where(state.seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def adjust(logits: Tensor, state: SamplerState) -> Tensor:
+def adjust(logits: Tensor, state: SamplerState, row: int = 0) -> Tensor:
     """Apply penalty, DRY and mask to logits f32 [vocab]; the scores are finite where the logits are."""
     scores = penalize(logits, state)
     if state.dry:
         scores = scores - state.penalties[repeated_lengths(state)]
     scores = scores.clamp(-LARGEST_SCORE, LARGEST_SCORE)
-    return scores.where(unpack_mask(state.mask, state.vocab), FORBIDDEN) if state.masked else scores
+    return scores.where(unpack_mask(state.masks[row], state.vocab), FORBIDDEN) if state.masked else scores
 
 
 def repeated_lengths(state: SamplerState) -> Tensor:

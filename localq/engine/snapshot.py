@@ -8,7 +8,8 @@ from n on can restore it. Integers are little endian.
     8       8   u64 H: bytes of the header, at most MAX_HEADER
     16      H   the header, a JSON object in UTF-8:
                   "version"      2 (1: before windows slid)
-                  "fingerprint"  name -> text: everything the bytes depend on (`fingerprint`)
+                  "fingerprint"  key -> text: everything the bytes depend on (`fingerprint`); older files have labels
+                                 in place of the keys (`_OLD_LABELS`)
                   "ids"          the n token ids
                   "parts"        layer by layer k, v and, of codes, the scales of k and v: [dtype, kv_heads, slots,
                                  width]; of a recurrent layer its matrix and columns: [dtype, *shape]
@@ -53,6 +54,25 @@ VERSION, MAGIC = 2, b"localqKV"
 MAX_HEADER = 2**25  # a million ids are 8 MB
 NOT_USED = "snapshot not used"
 _HASH = 32
+_MESSAGES = {  # key of the fingerprint -> what a file with another value was saved with
+    "weights": "with different weights",
+    "format": "in a different weight format",
+    "dtype": "with a different dtype",
+    "cache_bits": "with a different KV cache precision",
+    "config": "with a different model configuration",
+    "rotary": "with different RoPE tables",
+    "kernels": "with a different version of torch or localq's kernels",
+    "device": "on a different kind of device",
+}
+_OLD_LABELS = {  # of files written before there were keys, without spaces -> key
+    "set_of_weights": "weights",
+    "type": "dtype",
+    "number_of_bits_in_the_cache": "cache_bits",
+    "configuration": "config",
+    "rotary_table": "rotary",
+    "version_of_the_kernels": "kernels",
+    "kind_of_device": "device",
+}
 
 
 def weights_id(files: ModelFiles) -> str:
@@ -69,7 +89,9 @@ def weights_id(files: ModelFiles) -> str:
 def fingerprint(
     model: LoadedModel, weights: str, positions: int, rotary_rows: list[Tensor] | None = None
 ) -> dict[str, str]:
-    """Return what the bytes of the first `positions` slots depend on beside the ids; weights: `weights_id`.
+    """Return what the bytes of the first `positions` slots depend on besides the ids; weights: `weights_id`.
+
+    The keys are stored in files: they stay as they are, and messages have words of their own (`_MESSAGES`).
 
     Rotary tables are hashed by content, because some kinds depend on the length of the text. rotary_rows: instead of
     the first rows of those that are in use.
@@ -81,14 +103,14 @@ def fingerprint(
     if model.device.type == "cuda":
         device = "cuda {}.{}".format(*torch.cuda.get_device_capability(model.device))
     return {
-        "set of weights": weights,
+        "weights": weights,
         "format": model.format,
-        "type": str(model.dtype),
-        "number of bits in the cache": str(model.cache.bits),
-        "configuration": hashlib.sha256(repr(model.model.config).encode()).hexdigest(),
-        "rotary table": rotary.hexdigest(),
-        "version of the kernels": f"{NUMERICS}, torch {torch.__version__}",
-        "kind of device": device,
+        "dtype": str(model.dtype),
+        "cache_bits": str(model.cache.bits),
+        "config": hashlib.sha256(repr(model.model.config).encode()).hexdigest(),
+        "rotary": rotary.hexdigest(),
+        "kernels": f"{NUMERICS}, torch {torch.__version__}",
+        "device": device,
     }
 
 
@@ -215,20 +237,23 @@ def _matching_ids(header: dict[str, Any], model: LoadedModel, weights: str) -> l
     """Return the ids of a header that belongs to `model` and fits into its cache."""
     if header.get("version") != VERSION:
         found = header.get("version")
-        raise LocalqError(NOT_USED, f"its format version is {found!r}, but this version of localq supports {VERSION}")
+        raise LocalqError(NOT_USED, f"the format version is {found!r}, but this version of localq supports {VERSION}")
     ids, theirs = header.get("ids"), header.get("fingerprint")
     if not isinstance(theirs, dict) or not isinstance(ids, list) or not ids:
-        raise _damaged_error("its header is malformed")
+        raise _damaged_error("the header is malformed")
     if any(type(id) is not int or not 0 <= id < model.vocab for id in ids):
-        raise _damaged_error("it contains tokens outside the vocabulary")
+        raise _damaged_error("the snapshot contains tokens outside the vocabulary")
     if len(ids) > model.ctx:
-        raise LocalqError(NOT_USED, f"it contains {len(ids)} tokens, but the context is only {model.ctx} tokens")
+        raise LocalqError(
+            NOT_USED, f"the snapshot contains {len(ids)} tokens, but the context is only {model.ctx} tokens"
+        )
     ours = fingerprint(model, weights, len(ids), model.model.rotary_rows(len(ids)))  # as a prompt of these ids has them
-    other = [name for name, text in ours.items() if theirs.get(name) != text]
+    theirs = {_OLD_LABELS.get(name.replace(" ", "_"), name): text for name, text in theirs.items()}
+    other = [key for key, text in ours.items() if theirs.get(key) != text]
     if other:
-        raise LocalqError(NOT_USED, f"it was saved with a different {other[0]}")
+        raise LocalqError(NOT_USED, f"the snapshot was saved {_MESSAGES[other[0]]}")
     if header.get("parts") != _shapes(model.cache, len(ids)):
-        raise LocalqError(NOT_USED, "it was saved with a KV cache of a different shape")
+        raise LocalqError(NOT_USED, "the snapshot was saved with a KV cache of a different shape")
     return ids
 
 
@@ -236,7 +261,7 @@ def _parse(text: bytes) -> dict[str, Any]:
     try:
         return parse_object(text.decode(), NOT_USED)
     except UnicodeDecodeError as error:
-        raise _damaged_error("its header is malformed") from error
+        raise _damaged_error("the header is malformed") from error
 
 
 @contextlib.contextmanager
@@ -244,7 +269,7 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LocalqError(NOT_USED, f"it cannot be read ({error.strerror})", "", ExitCode.DISK) from error
+        raise LocalqError(NOT_USED, f"the file cannot be read ({error.strerror})", "", ExitCode.DISK) from error
 
 
 def _damaged_error(why: str) -> LocalqError:

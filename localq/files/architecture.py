@@ -1,4 +1,4 @@
-"""The shape of a decoder and its weight counts. Torch-free.
+"""The matrices of a decoder and its weight counts, by its sizes (`shape`). Torch-free.
 
 Formats and bytes are not here (`format_sizes`, `localq.planner`). Counts follow the tensors of Hugging Face checkpoints
 (transformers' modelling files of the types in `model_types`), text part only.
@@ -7,106 +7,22 @@ Formats and bytes are not here (`format_sizes`, `localq.planner`). Counts follow
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from localq.errors import bad_file
-from localq.files.context_length import longest_context
-from localq.files.layer_caches import KeysAndValues, LayerCache, RecurrentState, keys_and_values
-from localq.files.model_types import (
-    MODEL_TYPES,
-    Traits,
-    dense_layers,
-    recurrent_layers,
-    text_part,
-    upper_layers,
-    windows,
-)
+from localq.files.architecture_fields import checked, fields_of
+from localq.files.attention_shapes import AttentionShape
+from localq.files.layer_caches import keys_and_values
+from localq.files.linears import INPUTS, Linears
+from localq.files.model_types import MODEL_TYPES, text_part
+from localq.files.shape import Shape
 from localq.kv_bits import KvBits
 
-INPUTS = (  # names of Linears that read the residual stream
-    "q_proj", "k_proj", "v_proj", "qkv_proj", "in_proj_qkv", "in_proj_z",
-    "gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "lm_head",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
-class Linears:
-    """`count` matrices of one shape [rows, columns] = [out, in]; `expert`: a token uses only some of them."""
-
-    name: str
-    rows: int
-    columns: int
-    count: int
-    expert: bool = False
-
-    @property
-    def parameters(self) -> int:
-        """Weights of all `count` matrices."""
-        return self.rows * self.columns * self.count
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A decoder's shape. Sizes in elements, contexts in tokens.
-
-    intermediate         width of the dense MLP; 0 if every layer has experts
-    dense_layers         layers with a dense MLP in a model with experts
-    vocab                rows of the embedding table
-    tied                 the head is the embedding table
-    max_context          positions that the model supports
-    window               keys that a windowed layer attends to; 0 = no layer is windowed
-    window_layers        number of windowed layers
-    experts              per layer; 0 = dense
-    experts_active       experts used per token
-    expert_intermediate  width of one expert's MLP
-    shared_intermediate  width of the MLP of an expert that every token goes through, beside the chosen ones; 0 = none
-    rotary               columns of a head that turn; 0 = all
-    recurrent_layers     layers with a gated delta net instead of attention
-    delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim   its heads, which share keys, and their widths
-    delta_kernel         tokens that its convolution sees
-    qkv_bias, output_bias, mlp_bias   biases of q, k and v; the attention output; the MLP projections
-    stored_head          bytes of the output head in the format of the files, where they store it quantized and a GPU
-                         keeps it so (GGUF); 0 = it is in 16 bit
-    thinks               replies may begin with a thought, which takes context; not part of the shape, so shapes that
-                         differ in it are equal
-    windowed             which layers are windowed, as config.json states it; (): those that are usual for the model
-                         type and the number of windowed layers; nor part of the shape
-    recurrent            as `windowed`, of the layers with a gated delta net
-    """
-
-    model_type: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool
-    max_context: int
-    window: int = 0
-    window_layers: int = 0
-    experts: int = 0
-    experts_active: int = 0
-    expert_intermediate: int = 0
-    dense_layers: int = 0
-    shared_intermediate: int = 0
-    rotary: int = 0
-    recurrent_layers: int = 0
-    delta_key_heads: int = 0
-    delta_value_heads: int = 0
-    delta_key_dim: int = 0
-    delta_value_dim: int = 0
-    delta_kernel: int = 0
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    stored_head: int = 0
-    thinks: bool = field(default=False, compare=False)
-    windowed: tuple[bool, ...] = field(default=(), compare=False)
-    recurrent: tuple[bool, ...] = field(default=(), compare=False)
+class Architecture(Shape):
+    """A decoder by its sizes: its matrices, and how many weights it has."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Architecture:
@@ -116,58 +32,55 @@ class Architecture:
         inconsistent numbers. `model_folder` checks the range of each number when it reads the file.
         """
         model_type, text = text_part(config)
-        null = ("sliding_window", "num_key_value_heads")  # means none, and as many as heads, not the default
+        # null means none, and as many KV heads as heads, not the default
+        null = ("sliding_window", "num_key_value_heads", "hidden_size_per_layer_input")
         stated = {key: value for key, value in text.items() if value is not None or key in null}
         try:
-            return _check(_from_text_config(model_type, {**MODEL_TYPES[model_type].defaults, **stated}))
+            return cls(**checked(fields_of(model_type, {**MODEL_TYPES[model_type].defaults, **stated})))
         except KeyError as error:
             raise bad_file("config.json", f"{error} is missing", "Download the model again.") from error
-
-    @property
-    def traits(self) -> Traits:
-        """The traits of its model type."""
-        return MODEL_TYPES[self.model_type]
 
     @functools.cached_property
     def linears(self) -> tuple[Linears, ...]:
         """The block matrices that formats may quantize (no embedding, head, norm or router), over all layers."""
-        kv, layers = self.kv_heads * self.head_dim, self.layers - self.recurrent_layers
+        attention: dict[Linears, int] = {}  # of one layer -> layers
+        for shape, layers in self.attention_shapes.items():
+            for each in self._attention_linears(shape):
+                attention[each] = attention.get(each, 0) + layers
+        found = (replace(each, count=each.count * layers) for each, layers in attention.items() if each.count)
+        return (*found, *self._delta_nets(), *self._convolutions(), *self._mlp())
+
+    def _attention_linears(self, shape: AttentionShape) -> tuple[Linears, ...]:
+        """The matrices of one layer of attention."""
+        query, output = shape.query_width, Linears("attention output", self.hidden, shape.query_width, 1)
         if self.traits.fused:
-            inputs: tuple[Linears, ...] = (Linears("qkv", self.query_columns + 2 * kv, self.hidden, layers),)
-        else:
-            name = "q and gate" if self.traits.hybrid else "q"
-            inputs = (
-                Linears(name, self.query_rows, self.hidden, layers),
-                Linears("k and v", kv, self.hidden, 2 * layers),
-            )
-        output = Linears("attention output", self.hidden, self.query_columns, layers)
-        if self.traits.attention_gate:
-            inputs = (*inputs, Linears("attention gate", self.query_columns, self.hidden, layers))
-        return (*inputs, output, *self._delta_nets(), *self._mlp())
+            return Linears("qkv", query + 2 * shape.kv_width, self.hidden, 1), output
+        inputs = (
+            Linears("q and gate", 2 * query, self.hidden, 1)
+            if self.traits.hybrid
+            else Linears("q", query, self.hidden, 1),
+            Linears("k and v", shape.kv_width, self.hidden, shape.keys + shape.values),
+        )
+        gate = (Linears("attention gate", query, self.hidden, 1),) if self.traits.attention_gate else ()
+        return (*inputs, *gate, output)
 
-    @property
-    def query_columns(self) -> int:
-        """Columns of the queries of a token."""
-        return self.heads * self.head_dim
-
-    @property
-    def query_rows(self) -> int:
-        """Rows of the matrix that makes queries, and gates where attention has them."""
-        return self.query_columns * (2 if self.traits.hybrid else 1)
-
-    @property
-    def delta_channels(self) -> int:
-        """Columns of q, k and v of a gated delta net."""
-        return 2 * self.delta_key_heads * self.delta_key_dim + self.delta_columns
-
-    @property
-    def delta_columns(self) -> int:
-        """Columns of the output of the heads of a gated delta net."""
-        return self.delta_value_heads * self.delta_value_dim
+    def _convolutions(self) -> tuple[Linears, ...]:
+        if not self.conv_kernel:
+            return ()
+        return (
+            Linears("convolution inputs", 3 * self.hidden, self.hidden, self.recurrent_layers),
+            Linears("convolution output", self.hidden, self.hidden, self.recurrent_layers),
+        )
 
     def _delta_nets(self) -> tuple[Linears, ...]:
-        if not self.recurrent_layers:
+        if not self.recurrent_layers or self.conv_kernel:
             return ()
+        if self.traits.mamba:  # its gate, what is convolved, and a rate per head
+            rows = self.delta_columns + self.delta_channels + self.delta_value_heads
+            return (
+                Linears("mamba input", rows, self.hidden, self.recurrent_layers),
+                Linears("mamba output", self.hidden, self.delta_columns, self.recurrent_layers),
+            )
         return (
             Linears("delta qkv", self.delta_channels, self.hidden, self.recurrent_layers),
             Linears("delta gate", self.delta_columns, self.hidden, self.recurrent_layers),
@@ -179,7 +92,8 @@ class Architecture:
         return (
             *experts,
             *self.shared_experts,
-            *self._gated(self.intermediate, self.layers - self.expert_layers, False),
+            *self._gated(self.intermediate, self.plain_layers - self.wide_layers, False),
+            *self._gated(2 * self.intermediate, self.wide_layers, False),
         )
 
     @property
@@ -191,55 +105,26 @@ class Architecture:
         down = Linears("down", self.hidden, width, copies, expert)
         if not copies:
             return ()
-        if self.traits.fused:
+        if self.traits.ungated_mlp:
+            return Linears("up", width, self.hidden, copies, expert), down
+        if self.traits.fused or (self.traits.fused_mlp and not expert):
             return Linears("gate and up", 2 * width, self.hidden, copies, expert), down
         return Linears("gate, up", width, self.hidden, 2 * copies, expert), down
 
-    @property
-    def expert_layers(self) -> int:
-        """Layers whose MLP is a mixture of experts."""
-        return self.layers - self.dense_layers if self.experts else 0
-
-    @functools.cached_property
-    def layer_caches(self) -> tuple[LayerCache, ...]:
-        """What each layer keeps of a text, as `models.decoder.Decoder.cache_layout`."""
-        shape = (self.delta_value_heads, self.delta_key_dim, self.delta_value_dim)
-        state = RecurrentState(*shape, self.delta_channels, self.delta_kernel - 1)
-        return tuple(
-            state if is_recurrent else KeysAndValues(self.kv_heads, self.head_dim, self.window if windowed else 0)
-            for windowed, is_recurrent in zip(self._windowed_layers(), self._recurrent_layers(), strict=True)
-        )
-
-    @functools.cached_property
-    def cache_kinds(self) -> dict[LayerCache, int]:
-        """Each kind of `layer_caches`, and how many layers are of it."""
-        return dict(Counter(self.layer_caches))
-
-    def _recurrent_layers(self) -> tuple[bool, ...]:
-        """Which layers have a gated delta net: as stated, else in the usual order, else the lower ones."""
-        for found in (self.recurrent, recurrent_layers({}, self.layers)):
-            if len(found) == self.layers and sum(found) == self.recurrent_layers:
-                return found
-        return tuple(layer < self.recurrent_layers for layer in range(self.layers))
-
-    def _windowed_layers(self) -> tuple[bool, ...]:
-        """Which layers are windowed: as stated, else in the family's usual order, else the upper ones."""
-        if not self.window or not self.window_layers:
-            return (False,) * self.layers
-        upper = {"max_window_layers": self.layers - self.window_layers}
-        for found in (self.windowed, self.traits.windowed_layers(upper, self.layers)):
-            if len(found) == self.layers and sum(found) == self.window_layers:
-                return found
-        return upper_layers(upper, self.layers)
-
-    def columns_of(self, name: str) -> int | None:
-        """Columns of the Linears whose name in a checkpoint ends in `name` ("down_proj"); None if unknown."""
+    def columns_of(self, name: str, layer: int = 0) -> int | None:
+        """Columns of the Linear of a layer whose name in a checkpoint ends in `name` ("down_proj"); None if unknown."""
+        layer = min(layer, self.layers - 1)
         if name == "o_proj":
-            return self.query_columns
+            found = self.attentions[layer]
+            return self.query_columns if found is None else found.query_width
+        if name == "out_proj" and self.traits.short_convolution:  # of attention, too
+            found = self.attentions[layer]
+            return self.hidden if found is None else found.query_width
         if name == "out_proj":
             return self.delta_columns or None
         if name in ("down_proj", "w2"):
-            return self.intermediate or self.expert_intermediate
+            is_wide = layer >= self.layers - self.wide_layers
+            return self.intermediate * (2 if is_wide else 1) or self.expert_intermediate
         return self.hidden if name in INPUTS else None
 
     @property
@@ -253,37 +138,80 @@ class Architecture:
         return self.vocab * self.hidden
 
     @property
+    def input_table_parameters(self) -> int:
+        """Weights of the table of what layers add per token."""
+        return self.input_vocab * self.layers * self.input_width
+
+    @property
     def head_parameters(self) -> int:
         """Weights of the head; 0 if it is the embedding table."""
         return 0 if self.tied else self.vocab * self.hidden
 
-    @property
+    @functools.cached_property
     def other_parameters(self) -> int:
         """Weights of norms, biases, routers and attention sinks, which every format keeps in 16 bit."""
-        traits, kv, attention = self.traits, self.kv_heads * self.head_dim, self.layers - self.recurrent_layers
-        layer = self.hidden * (4 if traits.four_norms else 2)
-        of_attention = 2 * self.head_dim if traits.qk_norm else 0
-        of_attention += self.query_rows + 2 * kv if self.qkv_bias else 0
-        of_attention += self.hidden if self.output_bias else 0
-        of_attention += self.heads if traits.sinks else 0
-        others = of_attention * attention + self._delta_others() * self.recurrent_layers
-        others += self.hidden * self.expert_layers if self.shared_intermediate else 0  # the shared expert's gate
-        routers = self.expert_layers * self.experts * self.hidden
+        traits = self.traits
+        layer = self.hidden * self.layer_norms + traits.two_head_sizes
+        others = sum(self._attention_others(shape) * layers for shape, layers in self.attention_shapes.items())
+        recurrent = self._convolution_others() if self.conv_kernel else self._delta_others()
+        others += recurrent * self.recurrent_layers + self._input_others()
+        if self.shared_intermediate and traits.hybrid:  # the shared expert's gate
+            others += self.hidden * self.expert_layers
+        routers = self.expert_layers * self.experts * (self.hidden + self.selection_bias)
+        if traits.two_head_sizes:  # norms around both MLPs; scales of what the router reads, and of its experts
+            routers += self.expert_layers * (4 * self.hidden + self.experts)
         if self.mlp_bias:
             width = self.expert_intermediate if self.experts else self.intermediate
             layer += max(self.experts, 1) * (2 * width + self.hidden)
             layer += self.experts  # the router's
         return layer * self.layers + others + routers + self.hidden
 
+    @property
+    def wide_parameters(self) -> int:
+        """Weights of `other_parameters` that stay in f32: of routers, and the rates of Mamba-2."""
+        routers = self.expert_layers * self.experts * (self.hidden + 1) if self.traits.sigmoid_router else 0
+        return routers + (3 * self.delta_value_heads * self.recurrent_layers if self.traits.mamba else 0)
+
+    def _input_others(self) -> int:
+        """Weights of what layers add per token, without the table: projections, and norms."""
+        if not self.input_width:
+            return 0
+        layer = self.hidden * (3 * self.input_width + 1)  # of the embedding; gate, projection and norm in the block
+        return self.layers * layer + self.input_width
+
+    def qk_norm_weights(self, shape: AttentionShape) -> int:
+        """Weights of the norms of queries and keys of a layer."""
+        if not self.traits.qk_norm:
+            return 0
+        if self.traits.wide_norms:
+            return shape.query_width + shape.keys * shape.kv_width
+        return (1 + shape.keys) * shape.head_dim
+
+    def _attention_others(self, shape: AttentionShape) -> int:
+        """Weights of a layer of attention that stay in 16 bit: norms, biases, sinks."""
+        found = self.qk_norm_weights(shape)
+        if self.qkv_bias:
+            found += (2 if self.traits.hybrid else 1) * shape.query_width
+            found += (shape.keys + shape.values) * shape.kv_width
+        found += self.hidden * shape.heads if self.traits.head_gates else 0
+        return found + (self.hidden if self.output_bias else 0) + (self.heads if self.traits.sinks else 0)
+
+    def _convolution_others(self) -> int:
+        """Weights of a short convolution that stay in 16 bit: its own, and biases."""
+        return self.hidden * (self.conv_kernel + (5 if self.conv_bias else 0))  # of 3, 1 and 1 parts
+
     def _delta_others(self) -> int:
-        """Weights of a gated delta net that stay in 16 bit: rates, convolution, norm."""
+        """Weights of a gated delta net, or a Mamba-2, that no format takes: rates, convolution, norm."""
+        if self.traits.mamba:  # with dt_bias, A_log and D; the convolution has a bias, and the norm all columns
+            return 3 * self.delta_value_heads + self.delta_channels * (self.delta_kernel + 1) + self.delta_columns
         of_head = 2 * self.hidden + 2  # in_proj_a, in_proj_b; dt_bias, A_log
         return self.delta_value_heads * of_head + self.delta_channels * self.delta_kernel + self.delta_value_dim
 
     @property
     def parameters(self) -> int:
         """All weights."""
-        return self.linear_parameters + self.embedding_parameters + self.head_parameters + self.other_parameters
+        tables = self.embedding_parameters + self.input_table_parameters
+        return self.linear_parameters + tables + self.head_parameters + self.other_parameters
 
     @property
     def active_linear_parameters(self) -> int:
@@ -294,77 +222,3 @@ class Architecture:
     def kv_bytes_per_token(self, bits: KvBits = 16) -> int:
         """Bytes of the keys and values of one position over all layers."""
         return sum(each.slot_bytes(bits) for each in keys_and_values(self.layer_caches))
-
-
-def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
-    traits = MODEL_TYPES[model_type]
-    layers, heads, hidden = text["num_hidden_layers"], text["num_attention_heads"], text["hidden_size"]
-    counts = (text[name] for name in ("num_local_experts", "num_experts") if text.get(name) is not None)
-    experts = next(counts, traits.experts) if traits.experts else 0
-    dense = dense_layers(text, layers) if experts and traits.own_expert_width else 0
-    experts = 0 if dense == layers else experts
-    active = _first(text, "num_experts_per_tok", "experts_per_token") or 0
-    # gpt-oss and mixtral call the width of an expert intermediate_size; qwen3_moe has both.
-    named = "moe_intermediate_size" if traits.own_expert_width else "intermediate_size"
-    expert_width = text.get(named) or text["intermediate_size"]
-    attention_bias = bool(text.get("attention_bias", False))
-    window, windowed = windows(model_type, text, layers)
-    recurrent = recurrent_layers(text, layers) if traits.hybrid else ()
-    delta = text if any(recurrent) else {}
-    return Architecture(
-        model_type=model_type,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or hidden // heads,
-        intermediate=0 if experts and not dense else text["intermediate_size"],
-        vocab=text["vocab_size"],
-        tied=bool(text.get("tie_word_embeddings", False)),
-        max_context=longest_context({**text, "model_type": model_type}),
-        window=window,
-        window_layers=sum(windowed),
-        windowed=windowed,
-        experts=experts,
-        experts_active=active if experts else 0,
-        expert_intermediate=expert_width if experts else 0,
-        dense_layers=dense if experts else 0,
-        shared_intermediate=(text.get("shared_expert_intermediate_size") or 0) if experts and traits.hybrid else 0,
-        rotary=_rotary(text) if traits.partial_rotary else 0,
-        recurrent_layers=sum(recurrent),
-        recurrent=recurrent,
-        delta_key_heads=delta.get("linear_num_key_heads", 0),
-        delta_value_heads=delta.get("linear_num_value_heads", 0),
-        delta_key_dim=delta.get("linear_key_head_dim", 0),
-        delta_value_dim=delta.get("linear_value_head_dim", 0),
-        delta_kernel=delta.get("linear_conv_kernel_dim", 0),
-        qkv_bias=attention_bias or traits.qkv_bias,
-        output_bias=attention_bias,
-        mlp_bias=bool(text.get("mlp_bias", False)) or traits.mlp_bias,
-    )
-
-
-def _rotary(text: dict[str, Any]) -> int:
-    entry = text.get("rope_parameters") or text.get("rope_scaling")
-    stated = entry.get("partial_rotary_factor") if isinstance(entry, dict) else None
-    factor = text.get("partial_rotary_factor") if stated is None else stated
-    return int(text["head_dim"] * factor) if isinstance(factor, float) and 0 < factor < 1 else 0
-
-
-def _check(arch: Architecture) -> Architecture:
-    """`arch`. Raises LocalqError (exit 8) for inconsistent numbers."""
-    if arch.head_dim < 1 or arch.heads % arch.kv_heads:
-        why = f"{arch.heads} heads, {arch.kv_heads} KV heads and {arch.hidden} columns are inconsistent"
-        raise bad_file("config.json", why, "Download the model again.")
-    if arch.recurrent_layers and arch.delta_value_heads % arch.delta_key_heads:
-        of_heads = f"linear_num_key_heads ({arch.delta_key_heads})"
-        why = f"linear_num_value_heads ({arch.delta_value_heads}) is not a multiple of {of_heads}"
-        raise bad_file("config.json", why, "Download the model again.")
-    if arch.experts_active > arch.experts:
-        why = f"{arch.experts_active} experts per token are requested, but the model has only {arch.experts}"
-        raise bad_file("config.json", why, "Download the model again.")
-    return arch
-
-
-def _first(fields: dict[str, Any], *names: str) -> Any:
-    return next((fields[name] for name in names if name in fields), None)

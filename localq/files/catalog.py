@@ -119,7 +119,7 @@ def resolve(name: str) -> Target:
 def _resolve(name: str) -> Target:
     name = name.strip()
     if not name:
-        raise usage_error("model", "the name is empty", f"{gpus.fit_command()} lists models.")
+        raise usage_error("model", "the name is empty", f"To list the available models, run {gpus.fit_command()}.")
     entry, format = _split(name)
     if entry is not None:
         return _catalogue_target(entry, format)
@@ -149,7 +149,7 @@ def quantizable_formats(entry: ModelEntry) -> tuple[str, ...]:
         made = [each for each in made if each.made_of_mixtures]
     if format_facts.FORMATS[base.format].experts_only:  # its other matrices are in 16 bit
         made = [each for each in made if each.keeps_experts]
-    return tuple(each.name for each in made)
+    return tuple(each.name for each in made if format_facts.why_unsupported(entry.arch, each.name) is None)
 
 
 def _lookup(name: str) -> ModelEntry | None:
@@ -265,7 +265,7 @@ def _plain_name(hub_name: str) -> str:
 def _repo_target(name: str, hub_name: str) -> Target:
     found = _REPO_NAME.fullmatch(_plain_name(hub_name))
     if found is None:
-        why, step = "not a known model, path or hub repository", "Write ORG/REPO, ORG/REPO@REVISION or ORG/REPO:TAG."
+        why, step = "not a known model, path or hub repository", "Use ORG/REPO, ORG/REPO@REVISION or ORG/REPO:TAG."
         raise LocalqError(name, why, step, ExitCode.UNKNOWN_MODEL)
     repo, revision = found["repo"], found["revision"] or ""
     choice = gguf_choice.canonical(found["choice"] or found["file"] or "")
@@ -285,7 +285,7 @@ def _unknown(name: str) -> LocalqError:
     hint = (
         f"Did you mean {' or '.join(near)}?"
         if near
-        else f"{gpus.fit_command()} lists models; write ORG/REPO for a repository on the hub."
+        else f"To list the available models, run {gpus.fit_command()}; for a Hugging Face repository, use ORG/REPO."
     )
     return LocalqError(name, "unknown model", hint, ExitCode.UNKNOWN_MODEL)
 

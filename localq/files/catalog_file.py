@@ -31,7 +31,7 @@ class Source:
     scheme    the variant where a format has several: "1x16g8" (AQLM), "v8-k65536-0" (VPTQ), "s4l16" (vq2), "g64" (AWQ)
     files     files to download; empty = all that localq reads (`hub.fetch`)
     sha256    file -> hex digest, where known
-    choice    tag or file name of a GGUF model of the repository (`gguf_choice`); not a key of a catalogue file
+    choice    tag or file name of a GGUF model of the repository (`gguf_choice`)
     bytes     download size, 0 = unknown
     gated     needs a token and an accepted licence
     verified  repo, revision, files and size were checked against the hub or the package index
@@ -126,7 +126,7 @@ def _tables(path: Path) -> dict[str, list[Any]]:
     body = toml_files.parse(toml_files.read(path) or "", str(path))
     for key, tables in body.items():
         if key not in ("model", "family"):
-            raise _wrong(path, key, "unknown key; models are [[model]] tables")
+            raise _wrong(path, key, "unknown key; models are defined in [[model]] tables")
         if not isinstance(tables, list):
             raise _wrong(path, key, f"must be an array of tables: [[{key}]]")
     return body
@@ -193,7 +193,7 @@ def _source(path: Path, where: str, fields: Any, licence: str) -> Source:
     needed = ("repo", "revision") if source.kind == "hub" else ("package", "version", "member", "wheel_sha256")
     for key in needed:
         if not getattr(source, key):
-            raise _wrong(path, f"{where}.{key}", f"missing; required for a source of kind {source.kind!r}")
+            raise _wrong(path, f"{where}.{key}", f"required for sources of kind {source.kind!r}")
     return source
 
 
@@ -238,12 +238,10 @@ def _wrong(path: Path, key: str, why: str) -> LocalqError:
 
 
 _TYPES = {"str": str, "int": int, "bool": bool, "tuple[str, ...]": list, "dict[str, str]": dict}
-_ORDERS = ("windowed", "recurrent")  # which layers: a catalogue says how many
-_ARCH_KEYS = {
-    each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Architecture) if each.name not in _ORDERS
-}
+ORDERS = ("windowed", "recurrent", "parts")  # which layers: a catalogue says how many
+_ARCH_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Architecture) if each.name not in ORDERS}
 _ARCH_REQUIRED = tuple(each.name for each in dataclasses.fields(Architecture) if each.default is dataclasses.MISSING)
-_SOURCE_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Source) if each.name != "choice"}
+_SOURCE_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Source)}
 _MODEL_KEYS: dict[str, type] = {
     "name": str, "title": str, "aliases": list, "default_format": str, "base_format": str, "licence": str,
     "family": str, "year": int, "score": int, "estimated": bool, "base": bool,

@@ -1,9 +1,9 @@
 """The `quantization_config` of compressed-tensors: groups of weights, their scheme, and what localq does not read.
 
-`config_groups` has one entry per kind of quantization, with `targets` (names, "re:" patterns, classes); `ignore` names
-modules left in 16 bit. Neither is matched against names: the tensors of a module say whether it is quantized, in which
-groups and with which zero points, and some entry must agree (`formats.int4.compressed`). So patterns of a foreign file
-never run. Torch-free.
+Weights are integers of 4 or 8 bits, NVFP4, MXFP4 or FP8, also several of these in one model. `config_groups` has one
+entry per kind of quantization, with `targets` (names, "re:" patterns, classes); `ignore` names modules left in 16 bit.
+Neither is matched against names: the tensors of a module say whether it is quantized, in which groups and with which
+zero points, and some entry must agree (`formats.int4.compressed`). So patterns of a foreign file never run. Torch-free.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 METHOD = "compressed-tensors"
-PACKED = "pack-quantized"
-FLOATS = ("float-quantized", "naive-quantized")  # layouts of FP8
-BITS = 4
+PACKED, NVFP4, MXFP4 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+NAIVE = "naive-quantized"
+FLOATS, INTEGERS = ("float-quantized", NAIVE), ("int-quantized", NAIVE)  # layouts of FP8, and of integers in bytes
+BITS = (4, 8)
+FP4_GROUPS = {NVFP4: 16, MXFP4: 32}  # layout -> columns of a group
 LARGEST = 2**16  # columns of a group
 _PRESETS = {"W4A16": True, "W4A16_ASYM": False}  # name of an entry that lists targets alone -> symmetric
 _ORDERED = ("group", "dynamic", "true")  # values of `actorder` with a tensor weight_g_idx
@@ -23,37 +25,52 @@ _ORDERED = ("group", "dynamic", "true")  # values of `actorder` with a tensor we
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """How an entry of `config_groups` quantizes weights. group: columns that share a scale, -1 for all of a row."""
+    """How an entry of `config_groups` quantizes weights to integers.
+
+    group   columns that share a scale, -1 for all of a row
+    """
 
     group: int
     symmetric: bool
     ordered: bool = False
+    bits: int = 4
 
     def __str__(self) -> str:
         """For errors."""
         size = "whole rows" if self.group == -1 else f"groups of {self.group}"
-        return f"{size} {'without' if self.symmetric else 'with'} zero points"
+        return f"{self.bits} bits in {size} {'without' if self.symmetric else 'with'} zero points"
 
 
 def weight_groups(quantization: Mapping[str, Any]) -> list[WeightGroup]:
-    """The entries that quantize weights, those that are not `unreadable`, in their order."""
-    found = (_group(*entry) for entry in _of_weights(quantization).items())
-    return [each for each in found if isinstance(each, WeightGroup)]
+    """The entries that quantize weights to integers, those that are not `unreadable`, in their order."""
+    kinds = (_kind(quantization, *entry) for entry in _of_weights(quantization).items())
+    return [each for each in kinds if isinstance(each, WeightGroup)]
+
+
+def packed_bits(quantization: Mapping[str, Any], words: int, groups: int) -> list[int]:
+    """Bits that integers in rows of so many words and groups may have; those of some entry, else 4."""
+    stated = weight_groups(quantization)
+    possible = [each.bits for each in stated
+                if groups == (1 if each.group == -1 else words * 32 // each.bits / each.group)]  # fmt: skip
+    return list(dict.fromkeys(possible or [each.bits for each in stated] or [4]))
 
 
 def scheme_of_config(quantization: Mapping[str, Any]) -> str:
-    """The scheme of the first entry: "g32", or "row"."""
+    """The scheme of the first entry of integers: "g32", "row", or "g128, 8 bits"."""
     first = next(iter(weight_groups(quantization)), None)
-    return "" if first is None else "row" if first.group == -1 else f"g{first.group}"
+    if first is None:
+        return ""
+    size = "row" if first.group == -1 else f"g{first.group}"
+    return size if first.bits == 4 else f"{size}, {first.bits} bits"
 
 
-def is_fp8(quantization: Mapping[str, Any]) -> bool:
-    """Whether all quantized weights are floats of 8 bits with scales (`formats.fp8_source`)."""
-    entries = _of_weights(quantization)
-    types = [_weights(name, entry) or {} for name, entry in entries.items()]
-    are_floats = all(each.get("type") == "float" and each.get("num_bits") == 8 for each in types)
-    layouts = {_layout(quantization, entry) for entry in entries.values()}
-    return bool(entries) and are_floats and layouts <= {*FLOATS} and not _change(quantization)
+def format_of(quantization: Mapping[str, Any]) -> str:
+    """The format of the weights: "nvfp4" or "mxfp4" if some are, "fp8" if all are, else METHOD."""
+    if unreadable(quantization):
+        return METHOD
+    kinds = {_kind(quantization, *entry) for entry in _of_weights(quantization).items()}
+    names = {each if isinstance(each, str) else METHOD for each in kinds}
+    return next((each for each in ("nvfp4", METHOD, "mxfp4", "fp8") if each in names), METHOD)
 
 
 def fp8_block(quantization: Mapping[str, Any]) -> Any:
@@ -68,13 +85,10 @@ def unreadable(quantization: Mapping[str, Any]) -> str:
         return f"compressed-tensors with {change}"
     weights = _of_weights(quantization)
     if not weights:
-        return "compressed-tensors without a group of quantized weights"
+        return "compressed-tensors without any quantized weights"
     for name, entry in weights.items():
-        layout = _layout(quantization, entry)
-        if layout != PACKED:
-            return f"compressed-tensors in the layout {layout[:40]!r} (localq supports {PACKED!r})"
-        if isinstance(why := _group(name, entry), str):
-            return f"compressed-tensors {why}"
+        if isinstance(why := _kind(quantization, name, entry), _Refusal):
+            return f"compressed-tensors {why.why}"
     return ""
 
 
@@ -107,26 +121,50 @@ def _layout(quantization: Mapping[str, Any], entry: Any) -> str:
     return str(own or quantization.get("format"))
 
 
-def _group(name: str, entry: Any) -> WeightGroup | str:
-    """How an entry quantizes weights, or why localq does not read it, in a few words."""
-    weights = _weights(name, entry) or {}
+@dataclass(frozen=True)
+class _Refusal:
+    """Why localq does not read an entry, in a few words."""
+
+    why: str
+
+
+def _kind(quantization: Mapping[str, Any], name: str, entry: Any) -> WeightGroup | str | _Refusal:
+    """How an entry quantizes weights: to integers, or to a format of floats by its name."""
+    weights, layout = _weights(name, entry) or {}, _layout(quantization, entry)
     if "malformed" in weights:
-        return f"with the malformed group {name[:40]!r}"
+        return _Refusal(f"with a malformed group, {name[:40]!r}")
     if "preset" in weights:
-        return WeightGroup(128, _PRESETS[name]) if name in _PRESETS else f"in the preset {name[:40]!r}"
-    bits, size = weights.get("num_bits", 8), weights.get("group_size")
-    strategy = weights.get("strategy")
+        preset = WeightGroup(128, _PRESETS[name]) if name in _PRESETS else None
+        return preset or _Refusal(f"with preset {name[:40]!r}")
+    bits, of_type = weights.get("num_bits", 8), weights.get("type", "int")
+    if layout in FP4_GROUPS:
+        sound = of_type == "float" and bits == 4 and weights.get("group_size") == FP4_GROUPS[layout]
+        return layout.partition("-")[0] if sound else _Refusal(f"in layout {layout!r} with unsupported weight settings")
+    if layout in FLOATS and of_type == "float":
+        return "fp8" if bits == 8 else _Refusal(f"with {repr(bits)[:20]}-bit floats")
+    if layout not in (PACKED, *INTEGERS):
+        return _Refusal(f"in layout {layout[:40]!r}")
+    if of_type != "int":
+        return _Refusal(f"with {str(of_type)[:20]} weights in layout {layout!r}")
+    found = _group(weights)
+    if isinstance(found, WeightGroup) and layout in INTEGERS and found.bits != 8:
+        return _Refusal(f"with {found.bits} bits in layout {layout!r}")
+    return found
+
+
+def _group(weights: Mapping[str, Any]) -> WeightGroup | _Refusal:
+    """How integers are quantized."""
+    bits, size, strategy = weights.get("num_bits", 8), weights.get("group_size"), weights.get("strategy")
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-    if weights.get("type", "int") != "int":
-        return f"with weights of type {str(weights['type'])[:20]!r} (localq supports integers)"
-    if type(bits) is not int or bits != BITS:
-        return f"with {repr(bits)[:20]} bits (localq supports {BITS})"
+    if type(bits) is not int or bits not in BITS:
+        return _Refusal(f"with {repr(bits)[:20]} bits (localq supports {' and '.join(map(str, BITS))})")
     if strategy not in ("group", "channel"):
-        return f"with one scale per {str(strategy)[:20]} (localq supports groups and channels)"
+        return _Refusal(f"with one scale per {str(strategy)[:20]} (must be one per group or channel)")
     if strategy == "group" and not (type(size) is int and 0 < size <= LARGEST):
-        return f"in groups of {repr(size)[:20]} columns"
+        return _Refusal(f"with a group size of {repr(size)[:20]}")
     symmetric, order = weights.get("symmetric", True), weights.get("actorder")
     if type(symmetric) is not bool:
-        return f"with symmetric = {repr(symmetric)[:20]}"
-    return WeightGroup(-1 if size is None or strategy == "channel" else size, symmetric, str(order).lower() in _ORDERED)
+        return _Refusal(f"with symmetric = {repr(symmetric)[:20]}")
+    group = -1 if size is None or strategy == "channel" else size
+    return WeightGroup(group, symmetric, str(order).lower() in _ORDERED, bits)

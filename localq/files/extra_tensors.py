@@ -1,4 +1,6 @@
-"""Tensors of a checkpoint that generating text does not need. Loading and quantizing leave them out. Torch-free.
+"""Tensors of a checkpoint that generating text does not need. Torch-free.
+
+Loading leaves them out, but for a block that drafts (`engine.load.draft_head`), which quantizing keeps, too.
 
 Only known kinds: any other tensor without a place in the architecture may change what the model says, so loading
 refuses it.
@@ -10,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 VALUE_HEAD = "a reinforcement-learning value head"
-CACHE_SCALES = "scales of an 8-bit KV cache"
+CACHE_SCALES = "8-bit KV cache scales"
 MORE_TOKENS = "multi-token prediction layers"
 TOWERS = "vision and audio towers"
 TABLES = "precomputed position and mask tables"
@@ -27,6 +29,7 @@ _KINDS = {
     ),
     TABLES: re.compile(r".+\.(?:rotary_emb\.(?:cos|sin)_cached|masked_bias)"),
 }
+_MTP_BLOCK = re.compile(_PREFIX + r"mtp\.")
 _LAYER = re.compile(_PREFIX + r"layers\.(\d{1,6})\.(.+)")
 # Parts that only a layer behind the last one has, where it predicts the token after the next.
 _OF_MORE_TOKENS = re.compile(r"(?:eh_proj|enorm|hnorm|embed_tokens|shared_head|token_layernorm|hidden_layernorm)\..+")
@@ -60,6 +63,11 @@ def is_of_tower(name: str) -> bool:
     return _KINDS[TOWERS].fullmatch(name) is not None
 
 
+def is_of_mtp_block(name: str) -> bool:
+    """True for a tensor of the MTP block of a Qwen3.5 (`models.qwen3_5_mtp`), told by its name alone."""
+    return _MTP_BLOCK.match(name) is not None
+
+
 def is_beside_text(name: str) -> bool:
     """True for a tensor of a tower or of multi-token prediction, told by its name alone."""
     return any(_KINDS[kind].fullmatch(name) for kind in (TOWERS, MORE_TOKENS))
@@ -67,7 +75,7 @@ def is_beside_text(name: str) -> bool:
 
 def note(found: dict[str, list[str]]) -> str:
     """One line that lists what `extra_tensors` found; empty without any."""
-    return f"skipped, not needed for text: {kinds}" if (kinds := in_words(found)) else ""
+    return f"skipped (not needed for text): {kinds}" if (kinds := in_words(found)) else ""
 
 
 def in_words(found: dict[str, list[str]]) -> str:

@@ -17,5 +17,5 @@ def state_of(found: os.stat_result) -> State:
 
 def changed(path: Path) -> LocalqError:
     """The error (exit 8) for a file that was written, or replaced, since its header was read."""
-    step = "Run the command again when no other program is writing to the file."
+    step = "Run the command again once no other program is writing to the file."
     return bad_file(str(path), "the file changed while it was being read", step)

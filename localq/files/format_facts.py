@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from localq.errors import usage_error
 from localq.files import compressed_tensors, format_sizes, schemes
-from localq.files.architecture import Architecture, Linears
-from localq.files.gguf.block_types import KERNEL_TYPES
+from localq.files.architecture import Architecture
+from localq.files.gguf.block_types import FAST_TYPES
+from localq.files.linears import Linears
 from localq.files.schemes import Shapes
 
 MIB = 2**20
@@ -39,7 +40,6 @@ class Format:
     matrix_bytes    (linear, scheme) -> bytes of one matrix in files; raises LocalqError for another format's scheme
     quant_method    its name in config.json; "" for weights in 16 bit
     full_precision  other formats are quantized from it
-    imported        a load makes 16-bit weights of it
 
     Schemes ("" for formats without):
     scheme_of_tensors   (shapes of all tensors, config.json) -> the scheme; None if config.json states it
@@ -57,8 +57,8 @@ class Format:
     copies_inputs       prefill holds a second copy of a Linear's input, rotated or in the order of its groups
 
     Experts of a mixture:
-    experts             "together": a decode step runs them with the router on the device; "one by one": the host
-                        waits for every layer
+    experts             "together": a decode step runs them with the router on the device; "untimed": the same, with
+                        kernels that were not measured on a GPU; "one by one": the host waits for every layer
     stacks_experts      experts are the rows of one matrix; gate and up of an expert are one product
     experts_only        only experts of a mixture are in this format, the other matrices in 16 bit
     keeps_experts       experts that are published in their own format stay in it
@@ -83,7 +83,6 @@ class Format:
     matrix_bytes: Callable[[Linears, str], int]
     quant_method: str = ""
     full_precision: bool = False
-    imported: bool = False
 
     scheme_of_tensors: Callable[[Shapes, dict[str, Any]], str] | None = None
     scheme_of_config: Callable[[Mapping[str, Any]], str] = _no_scheme
@@ -98,7 +97,7 @@ class Format:
     unpacks_16_bit: bool = True
     copies_inputs: bool = False
 
-    experts: Literal["together", "one by one"] = "one by one"
+    experts: Literal["together", "untimed", "one by one"] = "one by one"
     stacks_experts: bool = False
     experts_only: bool = False
     keeps_experts: bool = False
@@ -120,13 +119,11 @@ class Format:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its weights stay quantized in memory; those that are `imported` do not."""
+        """Whether its weights are quantized, and stay so on a GPU."""
         return bool(self.quant_method)
 
     def placed_bytes(self, linear: Linears, scheme: str = "") -> int:
         """Bytes of one matrix in memory, without `tables`."""
-        if self.imported:
-            return format_sizes.plain(linear, scheme)
         in_memory = self.expert_bytes if linear.expert and self.expert_bytes is not None else self.matrix_bytes
         return in_memory(linear, scheme)
 
@@ -150,9 +147,9 @@ def _int4_key(scheme: str) -> str | None:
 
 
 def without_kernels(scheme: str) -> str:
-    """The types of GGUF blocks in `scheme` that no kernel reads, such as "IQ2_XXS"; empty for none."""
+    """The types of GGUF blocks in `scheme` that no kernel reads, such as "Q1_0"; empty for none."""
     mixture, _, slow = scheme.partition(", ")
-    return slow if mixture.startswith(schemes.MIX) else "" if scheme in KERNEL_TYPES else scheme
+    return slow if mixture.startswith(schemes.MIX) else "" if scheme in FAST_TYPES else scheme
 
 
 def _gguf_key(scheme: str) -> str | None:
@@ -259,7 +256,7 @@ _RECORDS = (
         made_of_mixtures=False,
         parameters_per_s=5e4,  # 3 planes, 32,768 tokens: from the count of operations, not timed
         per_core=True,
-        offered_last="3-bit quality not measured on a whole model",
+        offered_last="3-bit quality not measured on a complete model",
         speed_key=_key("bcq"),
     ),
     Format(
@@ -287,14 +284,17 @@ _RECORDS = (
         copies_inputs=True,
         speed_key=_int4_key,
     ),
-    Format("fp8", format_sizes.fp8, imported=True, experts="together", speed_key=_key("16 bit")),
+    Format("nvfp4", format_sizes.nvfp4, "nvfp4", unpack_bytes=64 * MIB, speed_key=_key("int4")),  # as for GGUF
+    Format("fp8", format_sizes.fp8, "fp8", unpack_bytes=64 * MIB, speed_key=_key("8 bit")),
     Format(
         "gguf",
         format_sizes.gguf,
         "gguf",
+        tables=format_sizes.gguf_tables,
         random_scheme="Q4_K",
         unpack_bytes=64 * MIB,
         speed_key=_gguf_key,
+        experts="untimed",
     ),
 )
 FORMATS: dict[str, Format] = {each.name: each for each in _RECORDS}
@@ -356,24 +356,43 @@ def stacks_shared(arch: Architecture, format: str) -> bool:
     """
     own = of_experts(arch, format)
     alike = arch.shared_intermediate == arch.expert_intermediate and own.name == outside_experts(arch, format).name
-    return bool(arch.experts and arch.shared_intermediate) and alike and (own.stacks_experts or not own.is_quantized)
+    may = bool(arch.experts and arch.shared_intermediate) and arch.traits.hybrid  # the others add what it gives
+    return may and alike and (own.stacks_experts or not own.is_quantized)
+
+
+def _no_calibration(arch: Architecture) -> bool:
+    """Whether a text cannot pass through one layer of the model at a time."""
+    beside = arch.experts and arch.traits.two_head_sizes
+    other_parts = arch.traits.mamba or arch.traits.one_part or arch.traits.head_gates or arch.traits.parallel
+    return bool(arch.shared_layers or arch.input_width or beside or other_parts)
 
 
 def why_unsupported(arch: Architecture, format: str) -> str | None:
     """Why localq does not run models of this shape in `format`, in a few words; None if it does."""
     own = of(format)
+    if own.made_from == "text" and _no_calibration(arch):
+        return NO_CALIBRATION
     reads = own.full_precision or own.experts_only or own.keeps_experts or own.name == "gguf"
     if arch.traits.interleaved_experts and not reads:
         if own.made_from == "text":
             return f"{NO_SEARCH_OF_EXPERTS} ({format})"
-        return f"experts of {arch.model_type.replace('_', '-')} are supported in 16-bit and MXFP4 only, not in {format}"
+        return f"{arch.model_type.replace('_', '-')} experts are supported only in 16-bit and MXFP4, not in {format}"
     return None
 
 
+NO_CALIBRATION = (
+    "models with a shared KV cache, per-layer inputs, experts alongside an MLP, Mamba-2 layers, per-head gates "
+    "or parallel blocks cannot be quantized with calibration"
+)
 NO_SEARCH_OF_EXPERTS = "2-bit formats do not support the biases and interleaved gate/up rows of this model's experts"
-NO_WEIGHING_OF_EXPERTS = "a calibration text cannot be used for MoE experts"
+NO_WEIGHING_OF_EXPERTS = "calibration is not supported for MoE experts"
 
 
 def one_by_one(arch: Architecture, format: str) -> bool:
     """Whether a GPU decodes experts in `format` one by one, which is slow."""
+    return bool(arch.experts) and of(format).experts == "one by one"
+
+
+def experts_come_last(arch: Architecture, format: str) -> bool:
+    """Whether a mixture in `format` is offered after all others: its experts are slow, or of unknown speed."""
     return bool(arch.experts) and of(format).experts != "together"

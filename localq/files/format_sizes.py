@@ -10,13 +10,13 @@ import math
 import re
 from collections.abc import Sequence
 
-from localq.files.architecture import Linears
-from localq.files.gguf.block_types import BLOCK_TYPES
+from localq.files.gguf.block_types import BLOCK_TYPES, KERNEL_TYPES, WITH_FACTORS
+from localq.files.linears import Linears
 from localq.files.schemes import (
     MIX,
     aqlm_scheme,
     bcq_scheme,
-    int4_group,
+    int4_scheme,
     mixed_bits,
     vptq_scheme,
     vq2_codebooks,
@@ -26,6 +26,8 @@ from localq.files.schemes import (
 # weights of each of the 256.
 FRAGMENT_BYTES = 2 * 256 * 16
 WORKSPACE_BYTES = 8 * 2**20  # in which blocks of a product hand each other sums (`kernels.workspace`)
+GGUF_PLACE_BYTES = 8  # address of one expert matrix in GGUF blocks (csrc/gguf/experts.h)
+GGUF_FACTOR_BYTES = 4  # its factor, if it is in NVFP4 (a mixture of types does not tell)
 PLACE_BYTES = 48  # addresses of one expert matrix in codebooks (csrc/lookup/experts.h)
 MOST_FRAGMENTS = 4  # per matrix of vq2: at most two codebooks of its own, with codewords of up to 32 weights
 SECTOR = 32  # bytes moved per gathered codeword, from a table in L2
@@ -41,8 +43,8 @@ def plain(linear: Linears, scheme: str) -> int:
 
 
 def fp8(linear: Linears, scheme: str) -> int:
-    """Codes of a byte, and an f32 scale per block of 128 x 128."""
-    return linear.rows * linear.columns + 4 * -(-linear.rows // 128) * -(-linear.columns // 128)
+    """Codes of a byte, and an f32 scale per block of 16 x 64, as a GPU has them; files have fewer."""
+    return linear.rows * linear.columns + 4 * -(-linear.rows // 16) * -(-linear.columns // 64)
 
 
 def nf4(linear: Linears, scheme: str) -> int:
@@ -68,6 +70,12 @@ def mxfp4(linear: Linears, scheme: str) -> int:
     return n // 2 + n // 32
 
 
+def nvfp4(linear: Linears, scheme: str) -> int:
+    """Codes, one e4m3 scale per 16 weights, and an f32 scale."""
+    n = linear.rows * linear.columns
+    return n // 2 + n // 16 + 4
+
+
 def bcq(linear: Linears, scheme: str) -> int:
     """Signs of every plane, and 16-bit scales and zero points of every group."""
     rows, columns = linear.rows, linear.columns
@@ -78,10 +86,21 @@ def bcq(linear: Linears, scheme: str) -> int:
 
 
 def awq(linear: Linears, scheme: str) -> int:
-    """Codes, and a 16-bit scale and a 4-bit zero point per group of a row."""
-    group = int4_group(scheme)
+    """Codes, and a 16-bit scale and a 4-bit zero point per group of a row; of 8 bits see `_int8`.
+
+    Codes of 2 and 3 bits take 4 on a GPU.
+    """
+    group, bits = int4_scheme(scheme)
+    if bits == 8:
+        return _int8(linear, group)
     groups = linear.rows * (-(-linear.columns // group) if group else 1)
     return linear.rows * linear.columns // 2 + 2 * groups + -(-groups // 2)
+
+
+def _int8(linear: Linears, group: int) -> int:
+    """Codes, and per group of at most 128 columns an f32 scale and an 8-bit zero point, as a GPU has them."""
+    size = min(group or 128, 128)
+    return linear.rows * (linear.columns + 5 * -(-linear.columns // size))
 
 
 def gptq(linear: Linears, scheme: str) -> int:
@@ -175,6 +194,14 @@ def _lookup_tables(linears: Sequence[Linears], fragments: int, of_experts: Seque
     dense = fragments * FRAGMENT_BYTES * sum(each.count for each in linears if not each.expert)
     experts = sum(size for size, each in zip(of_experts, linears, strict=True) if each.expert)
     return dense + experts
+
+
+def gguf_tables(linears: Sequence[Linears], scheme: str) -> int:
+    """Addresses and factors of expert matrices (`formats.gguf.experts_kernel`); none where no kernel reads any."""
+    has_kernels = scheme in KERNEL_TYPES or scheme.startswith(MIX)
+    may_have_factors = scheme == WITH_FACTORS or scheme.startswith(MIX)
+    of_one = GGUF_PLACE_BYTES + (GGUF_FACTOR_BYTES if may_have_factors else 0)
+    return of_one * sum(each.count for each in linears if each.expert) if has_kernels else 0
 
 
 def expert_tables(linear: Linears, format: str, scheme: str) -> int:

@@ -55,8 +55,8 @@ class SeveralGgufError(LocalqError):
 
     def __init__(self, repo: str, choices: Iterable[GgufChoice]) -> None:
         self.choices = tuple(choices)
-        why = f"contains {len(self.choices)} GGUF models ({listed(self.choices)})"
-        step = f"Add the tag of one, such as {best(self.choices).name(repo)}."
+        why = f"found {len(self.choices)} GGUF models ({listed(self.choices)})"
+        step = f"Select one by its tag, for example {best(self.choices).name(repo)}."
         super().__init__(repo, why, step, ExitCode.USAGE)
 
 
@@ -127,12 +127,14 @@ def select(found: Iterable[GgufChoice], wanted: str, repo: str) -> GgufChoice:
     known = list(found)
     matches = _matches(known, wanted)
     if not matches:
-        has = f"it has {listed(known)}" if known else "the repository has no GGUF model"
-        step = f"Use one of these, such as {best(known).name(repo)}." if known else "Use another repository."
+        has = f"available: {listed(known)}" if known else "the repository has no GGUF model"
+        step = f"Use one of these, for example {best(known).name(repo)}." if known else "Use another repository."
         raise LocalqError(repo, f"there is no {wanted[:128]}; {has}", step, ExitCode.UNKNOWN_MODEL)
     if len(matches) > 1:
-        why = f"{wanted[:128]} means {len(matches)} GGUF models ({listed(matches)})"
-        raise LocalqError(repo, why, f"Use the name of one, such as {matches[0].name(repo)}.", ExitCode.USAGE)
+        why = f"{wanted[:128]} matches {len(matches)} GGUF models ({listed(matches)})"
+        raise LocalqError(
+            repo, why, f"Select one by its full name, for example {matches[0].name(repo)}.", ExitCode.USAGE
+        )
     return matches[0]
 
 

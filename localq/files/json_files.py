@@ -22,7 +22,7 @@ from localq import disk, toml_files
 from localq.errors import bad_file
 
 DAMAGED = "Download the file again; if the error persists, localq cannot use this model."
-EDITED = "If you edited the file, fix the edit; otherwise download the file again."
+EDITED = "If you edited the file, fix it; otherwise, download it again."
 _BOM = "\ufeff"  # begins files that some editors write
 # More than any file of a model has. Counted before the JSON is parsed, to bound its time and memory.
 MAX_CHARACTERS = {"{": 2**16, "[": 2**17, ",": 2**20}
@@ -65,7 +65,7 @@ def _check_link(folder: Path, path: Path, resolved: Path) -> None:
     root, step = folder.resolve(), "Replace the link with the file."
     if resolved.is_relative_to(root):
         return
-    why = f"a symbolic link that points outside the model folder ({_target(path)})"
+    why = f"the symbolic link points outside the model folder ({_target(path)})"
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         blobs = (root.parent.parent / "blobs").resolve()  # may be a link to another disk, which no repository makes
         if not resolved.is_relative_to(root.parent.parent.parent) and not resolved.is_relative_to(blobs):
@@ -73,7 +73,11 @@ def _check_link(folder: Path, path: Path, resolved: Path) -> None:
     elif (root / ".git").exists():
         raise bad_file(str(path), why, f"{step[:-1]}, or remove .git if you created the link yourself.")
     elif resolved.suffix != path.suffix and not _CONTENT_NAME.fullmatch(resolved.name):
-        raise bad_file(str(path), f"a symbolic link to a file without the suffix {path.suffix} ({_target(path)})", step)
+        raise bad_file(
+            str(path),
+            f"the symbolic link points to a file whose name does not end in {path.suffix} ({_target(path)})",
+            step,
+        )
 
 
 def _target(path: Path) -> str:
@@ -92,7 +96,7 @@ def read_text(path: Path, max_bytes: int) -> str:
     except OSError as error:
         raise disk.read_error(path, error) from error
     if len(raw) > max_bytes:
-        raise bad_file(str(path), f"larger than {max_bytes:,} bytes, the limit for this kind of file", DAMAGED)
+        raise bad_file(str(path), f"too large (limit for this kind of file: {max_bytes:,} bytes)", DAMAGED)
     try:
         return raw.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError as error:
@@ -102,7 +106,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 def parse_object(text: str, what: str, damaged: str = DAMAGED) -> dict[str, Any]:
     """The JSON object in `text`; `what` names the source in errors, `damaged` is their advice for malformed JSON."""
     if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
-        raise bad_file(what, "contains more objects or lists than any known model file", DAMAGED)
+        raise bad_file(what, "too many objects or lists", DAMAGED)
     if text.count("{") + text.count("[") > MAX_DEPTH and toml_files.is_deep(_NO_BRACKET.sub("", text), MAX_DEPTH):
         raise bad_file(what, "nested too deeply", DAMAGED)
     hooks: dict[str, Any] = {"parse_constant": _no_constant, "parse_int": _integer, "parse_float": _decimal}
@@ -115,9 +119,9 @@ def parse_object(text: str, what: str, damaged: str = DAMAGED) -> dict[str, Any]
     except ValueError as error:  # covers JSONDecodeError
         raise bad_file(what, f"not valid JSON ({error})", damaged) from error
     if not isinstance(value, dict):
-        raise bad_file(what, f"contains a JSON {type(value).__name__} instead of an object", DAMAGED)
+        raise bad_file(what, f"expected a JSON object, but found a JSON {type(value).__name__}", DAMAGED)
     if _HALF.search(text) and not _is_text(json.dumps(value, ensure_ascii=False)):
-        raise bad_file(what, "contains invalid text (an unpaired surrogate)", DAMAGED)  # cannot be encoded as UTF-8
+        raise bad_file(what, "invalid text (unpaired surrogate)", DAMAGED)  # cannot be encoded as UTF-8
     return value
 
 
@@ -146,7 +150,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         key = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise _EditError(f"the key {key[:80]!r} occurs twice in one object", "Remove one of them from the file.")
+        raise _EditError(f"duplicate key {key[:80]!r} in one object", "Remove one of the duplicates.")
     return fields
 
 
@@ -165,9 +169,9 @@ def _decimal(digits: str) -> float:
 
 def _check_digits(digits: str) -> None:
     if len(digits) > MAX_DIGITS:
-        raise _EditError(f"a number has {len(digits):,} digits", "Shorten it in the file.")
+        raise _EditError(f"a number has too many digits ({len(digits):,})", "Shorten it in the file.")
 
 
 def _no_constant(literal: str) -> NoReturn:
-    why = f"it contains {literal}, which is not valid JSON"
+    why = f"{literal} is not valid in JSON"
     raise _EditError(why, "Replace it with a number, or with null.")

@@ -2,14 +2,16 @@
 
     KeysAndValues    of every position, or, with a window, of those that the next tokens can see
     SharedCache      nothing: the layer reads the keys and values of an earlier one
-    RecurrentState   a fixed amount, which every token changes: no earlier state can be had back from it
+    EmptyCache       nothing: the layer looks at one token at a time
+    RecurrentState   a fixed amount, which every token changes: no earlier state can be had back from it. Of drafted
+                     tokens the inputs are kept, and replayed once they are accepted
 
 Sizes are in elements and tokens; `bits` and `itemsize` are those of `kv_bits` and of the type of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from localq import kv_bits
@@ -52,6 +54,11 @@ class SharedCache:
 
 
 @dataclass(frozen=True)
+class EmptyCache:
+    """Nothing, of a layer without a part that mixes tokens."""
+
+
+@dataclass(frozen=True)
 class RecurrentState:
     """A matrix per head, f32 [heads, key_dim, value_dim], and what a causal convolution still needs of its input.
 
@@ -68,13 +75,25 @@ class RecurrentState:
         """Bytes, whatever the context."""
         return 4 * self.heads * self.key_dim * self.value_dim + itemsize * self.channels * self.columns
 
+    def drafted_bytes(self, itemsize: int, rows: int) -> int:
+        """Bytes of the inputs of drafted tokens in a step of up to `rows` rows, of which the first is not drafted.
 
-LayerCache = KeysAndValues | SharedCache | RecurrentState
+        Of each token what the convolution reads, and decay and beta of every head in f32.
+        """
+        return (rows - 1) * (itemsize * self.channels + 2 * 4 * self.heads)
+
+
+LayerCache = KeysAndValues | SharedCache | EmptyCache | RecurrentState
 
 
 def keys_and_values(caches: Iterable[LayerCache]) -> list[KeysAndValues]:
     """Those that store keys and values, in order."""
     return [each for each in caches if isinstance(each, KeysAndValues)]
+
+
+def read(caches: Sequence[LayerCache]) -> list[LayerCache]:
+    """What every layer reads: its own cache, or that of the layer whose keys and values it shares."""
+    return [caches[each.layer] if isinstance(each, SharedCache) else each for each in caches]
 
 
 def growing_bytes(caches: Iterable[LayerCache], bits: KvBits) -> int:
@@ -96,6 +115,19 @@ def state_bytes(caches: Iterable[LayerCache], itemsize: int) -> int:
     return sum(each.bytes(itemsize) for each in caches if isinstance(each, RecurrentState))
 
 
+def drafted_bytes(caches: Iterable[LayerCache], itemsize: int, rows: int) -> int:
+    """Bytes of the inputs of drafted tokens that recurrent layers keep in steps of up to `rows` rows."""
+    return sum(each.drafted_bytes(itemsize, rows) for each in caches if isinstance(each, RecurrentState))
+
+
 def most_copied(caches: Iterable[LayerCache], context: int, chunk: int | None) -> int:
-    """Elements of the keys of the layer that has most, with the slots of `KeysAndValues.slots`; 0 if none has any."""
-    return max((each.width * each.slots(context, chunk) for each in keys_and_values(caches)), default=0)
+    """Elements that hold the keys of any layer, with the slots of `KeysAndValues.slots`; 0 if none has any.
+
+    The widest of layers that grow, and what a layer whose window slides has more per slot: a straight line in the
+    context on either side of the window, so that the planner can solve for it.
+    """
+    found = keys_and_values(caches)
+    slides = [each for each in found if each.window and chunk is not None]
+    growing = max((each.width for each in found if each not in slides), default=0)
+    more = max((max(each.width - growing, 0) * each.slots(context, chunk) for each in slides), default=0)
+    return growing * context + more

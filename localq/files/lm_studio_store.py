@@ -52,7 +52,7 @@ def _of_files(name: str, paths: tuple[Path, ...]) -> StoreModel:
     """The model in these files. Raises LocalqError about `name`."""
     again = "Download it again in LM Studio."
     if not gguf_choice.is_whole([path.name for path in paths]):
-        raise bad_file(name, f"only {len(paths)} of its parts are here", again)
+        raise bad_file(name, f"incomplete: some parts are missing (found {len(paths)})", again)
     for path in paths:
         check_magic(path, name, again)
     return StoreModel(name, STORE, paths)

@@ -128,15 +128,17 @@ def matching(name: str) -> list[LocalModel]:
         raise closed[name.strip().casefold()].error
     target = catalog.resolve(name)
     if target.path is not None and not target.store:
-        why = "this is a path, not the name of a model in the Hugging Face cache or in localq's folders"
-        raise usage_error(name, why, "Use a name from `localq ls`, or delete the files with other tools.")
+        why = "this is a path, not a model name"
+        raise usage_error(name, why, "Use a name from `localq ls`, or delete the files yourself.")
     found = [each for each in models if _means(target, each)]
     repo = target.repo or (target.source.repo if target.source is not None else "")
     if not found and repo.casefold() in closed:
         raise closed[repo.casefold()].error
     if not found:
         why = "not on this machine"
-        raise LocalqError(target.name, why, "`localq ls` lists the models on this machine.", ExitCode.UNKNOWN_MODEL)
+        raise LocalqError(
+            target.name, why, "To list the models on this machine, run `localq ls`.", ExitCode.UNKNOWN_MODEL
+        )
     return found
 
 

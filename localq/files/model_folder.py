@@ -23,8 +23,11 @@ from localq.files.store_files import MAGIC
 MAX_CONFIG_BYTES = 8 * 2**20  # a VPTQ config, with one block per Linear, has 300 kB
 MAX_TOKENIZER_CONFIG_BYTES = 16 * 2**20
 MAX_TEMPLATE_BYTES = 2**20  # `text.template` limits more tightly what it renders
-OWN_HEAD = "config.json ties the output head to the embedding, but the files contain a separate head, which is used"
+OWN_HEAD = (
+    "config.json ties the output head to the embedding, but the files contain a separate head; using the separate one"
+)
 STATE_NAME, LOCK_NAME = "conversion.state.json", "conversion.lock"
+THOUGHT_MARKS = ("enable_thinking", "reasoning_effort", "<think>", "<seed:think>")
 UNFINISHED = (STATE_NAME, LOCK_NAME)  # files that `localq quantize` deletes when it has finished
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 IGNORED = (*PICKLES, ".py", ".zip", ".tar", ".gz", ".7z", ".h5", ".msgpack", ".onnx")
@@ -38,6 +41,12 @@ LIMITS = {
     "num_attention_heads": (1, 1024),
     "num_key_value_heads": (1, 1024),
     "head_dim": (1, 1024),
+    "global_head_dim": (1, 1024),
+    "num_global_key_value_heads": (1, 1024),
+    "num_kv_shared_layers": (0, 256),
+    "hidden_size_per_layer_input": (0, 4096),
+    "vocab_size_per_layer_input": (1, 2**20),
+    "top_k_experts": (0, 512),
     "vocab_size": (1, 2**20),
     "num_experts": (0, 512),
     "num_local_experts": (0, 512),
@@ -55,8 +64,41 @@ LIMITS = {
     "linear_key_head_dim": (1, 1024),
     "linear_value_head_dim": (1, 1024),
     "linear_conv_kernel_dim": (1, 64),
+    "conv_L_cache": (2, 64),
+    "block_ff_dim": (1, 2**20),
+    "block_multiple_of": (1, 2**20),
+    "num_dense_layers": (0, 256),
+    "n_routed_experts": (0, 512),
+    "n_group": (1, 512),
+    "topk_group": (1, 512),
+    "moe_shared_expert_intermediate_size": (0, 2**20),
+    "mamba_num_heads": (1, 1024),
+    "mamba_head_dim": (1, 1024),
+    "n_groups": (1, 1024),
+    "ssm_state_size": (1, 1024),
+    "conv_kernel": (1, 64),
+    "shared_intermediate_size": (1, 2**20),
+    "mamba_n_heads": (1, 1024),
+    "mamba_n_groups": (1, 1024),
+    "mamba_d_state": (1, 1024),
+    "mamba_d_conv": (1, 64),
+    "mamba_expand": (1, 64),
+    "first_k_dense_replace": (0, 256),
+    "num_shared_experts": (0, 512),
+    "prefix_dense_intermediate_size": (1, 2**20),
+    "prefix_dense_sliding_window_pattern": (1, 256),
 }
-POSITIVE = ("rope_theta", "rms_norm_eps", "rope_local_base_freq", "query_pre_attn_scalar", "partial_rotary_factor")
+POSITIVE = (
+    "rope_theta",
+    "rms_norm_eps",
+    "norm_eps",
+    "layer_norm_eps",
+    "logit_scale",
+    "block_ffn_dim_multiplier",
+    "rope_local_base_freq",
+    "query_pre_attn_scalar",
+    "partial_rotary_factor",
+)
 LARGEST_FLOAT = 1e12
 
 
@@ -103,7 +145,7 @@ class ModelFiles:
     @property
     def thinks(self) -> bool:
         """Whether replies may begin with a thought: the chat template has a switch, a level or the tags for it."""
-        return any(mark in (self.chat_template or "") for mark in ("enable_thinking", "reasoning_effort", "<think>"))
+        return any(mark in (self.chat_template or "") for mark in THOUGHT_MARKS)
 
     @property
     def weight_paths(self) -> tuple[Path, ...]:
@@ -142,14 +184,14 @@ def no_model_error(path: Path) -> LocalqError:
     is_file = path.suffix.casefold() in (".gguf", ".safetensors")
     why, step = f"no such {'file' if is_file else 'folder'}", "Check the path."
     if path.is_symlink() and not path.exists():
-        why = f"a broken link to {os.readlink(path)}"
+        why = f"broken link to {os.readlink(path)}"
         step = "Restore the target of the link, or use another path."
     elif path.is_file():
-        why, step = "a file, not a model folder", "Use a model folder or a .gguf file."
+        why, step = "this is a file, not a model folder", "Use a model folder or a .gguf file."
         if (path.parent / "config.json").exists():
             step = f"Use the folder that contains it: {path.parent}"
     elif path.exists():
-        why = "neither a folder nor a file"
+        why = "not a regular file or folder"
     return LocalqError(str(path), why, step, code)
 
 
@@ -184,10 +226,10 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
     config_path = inside(folder, "config.json")
     if config_path is None and any(name.startswith(UNFINISHED) for name in names):
         step = "Run the same `localq quantize` command again to resume."
-        raise bad_file(str(folder), "is an unfinished conversion", step)
+        raise bad_file(str(folder), "the conversion is unfinished", step)
     if config_path is None:
         raise bad_file(
-            str(folder), "contains no config.json", "Use the folder that contains config.json and the weights."
+            str(folder), "config.json not found", "Use the folder that contains config.json and the weights."
         )
     config = read_object(config_path, MAX_CONFIG_BYTES)
     config.pop("auto_map", None)  # names code to import, which localq never does
@@ -231,12 +273,12 @@ def _optional(folder: Path, name: str, max_bytes: int) -> dict[str, Any]:
 
 def _no_weights(folder: Path, names: list[str]) -> LocalqError:
     if pickles := [name for name in names if name.lower().endswith(PICKLES)]:
-        why = f"the weights are pickle files ({pickles[0]}), which can run code when loaded"
+        why = f"the weights are pickle files ({pickles[0]}), which can run arbitrary code when loaded"
         return bad_file(str(folder), why, "Use a repository with .safetensors files, or convert the weights.")
     if others := [name for name in names if name.endswith(".safetensors")]:
         why = f"{others[0]} is neither {SINGLE_NAME} nor listed in {INDEX_NAME}"
-        return bad_file(str(folder), why, "Download the model again, with its index.")
-    return bad_file(str(folder), "contains no .safetensors weights", "Download the model again, or use its .gguf file.")
+        return bad_file(str(folder), why, "Download the model again, including its index file.")
+    return bad_file(str(folder), "no .safetensors weights found", "Download the model again, or use its .gguf file.")
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
@@ -249,7 +291,7 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
         named = [item.get("template") for item in template if isinstance(item, dict) and item.get("name") == "default"]
         template = named[-1] if named else None
     if template is not None and not isinstance(template, str):
-        raise bad_file(str(folder / "tokenizer_config.json"), "chat_template is not text", DAMAGED)
+        raise bad_file(str(folder / "tokenizer_config.json"), "chat_template is not a string", DAMAGED)
     return template
 
 

@@ -110,7 +110,7 @@ def _ollama_name(parts: tuple[str, ...]) -> str:
 
 def _of_manifest(root: Path, path: Path, name: str) -> StoreModel | None:
     """The model of a manifest; None if it is not one in GGUF. Raises LocalqError about `name`."""
-    again = f"`ollama pull {name.partition('/')[2]}` repairs it."
+    again = f"Run `ollama pull {name.partition('/')[2]}` to repair it."
     digest = _digest_in(root, _read_manifest(root, path, name, again), name, again)
     if digest is None:
         return None
@@ -122,7 +122,7 @@ def _of_manifest(root: Path, path: Path, name: str) -> StoreModel | None:
 def _read_manifest(root: Path, path: Path, name: str, again: str) -> dict[str, Any]:
     try:
         if not any(disk.resolve(path).is_relative_to(disk.resolve(each)) for each in (root, root / "blobs")):
-            raise bad_file(name, f"{path} is a link out of ollama's folder", again)
+            raise bad_file(name, f"{path} is a link that points outside ollama's folder", again)
         return read_object(path, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise disk.read_error(path, error, name) from error
@@ -154,12 +154,12 @@ def _digest_of_layers(manifest: dict[str, Any], name: str, again: str) -> str | 
     if layers is None:  # a model in the cloud
         return None
     if not isinstance(layers, list) or not all(isinstance(each, dict) for each in layers):
-        raise bad_file(name, "its manifest is damaged: the layers are not a list of objects", again)
+        raise bad_file(name, "the manifest is damaged: the layers are not a list of objects", again)
     if any(each.get("mediaType") == _ADAPTER for each in layers):
-        raise LocalqError(name, "it has a LoRA adapter, which localq does not apply", "Use the model without it.")
+        raise LocalqError(name, "LoRA adapters are not supported", "Use the model without the adapter.")
     found = [_hex(each, name, again) for each in layers if each.get("mediaType") == _MODEL]
     if len(found) > 1:
-        raise LocalqError(name, "its model is in several files, which localq does not join", "Use another model.")
+        raise LocalqError(name, "ollama models split into several files are not supported", "Use another model.")
     return found[0] if found else None
 
 
@@ -167,5 +167,5 @@ def _hex(layer: dict[str, Any], name: str, again: str) -> str:
     digest = layer.get("digest")
     match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     if match is None:
-        raise bad_file(name, f"its manifest is damaged: {str(digest)[:80]!r} is not a sha256", again)
+        raise bad_file(name, f"the manifest is damaged: {str(digest)[:80]!r} is not a sha256 digest", again)
     return match["hex"]

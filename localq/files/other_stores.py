@@ -30,8 +30,8 @@ def find(name: str) -> StoreModel:
     if found is not None:
         return found
     store = TITLES[store]
-    more = f"; `ollama pull {rest}` downloads it" if is_ollama else ""
-    step = f"`localq ls` lists the models of {store}{more}. A repository of that name is hf.co/{name}."
+    more = f", or `ollama pull {rest}` to download this one" if is_ollama else ""
+    step = f"Run `localq ls` to list the models in {store}{more}. For a Hugging Face repository, write hf.co/{name}."
     raise LocalqError(name, f"{store} has no such model on this machine", step, ExitCode.UNKNOWN_MODEL)
 
 
@@ -44,7 +44,7 @@ def scan(on_unreadable: OnUnreadable) -> Iterator[StoreModel]:
 def remove_step(store: str, name: str) -> str:
     """How a model is removed by the program that it belongs to."""
     if store == ollama_store.STORE:
-        return f"`ollama rm {name.partition('/')[2]}` removes it."
+        return f"Run `ollama rm {name.partition('/')[2]}` to remove it."
     return "Delete it in LM Studio, under My Models."
 
 
@@ -57,11 +57,13 @@ def repair_command(name: str) -> str | None:
 def damaged(name: str, path: Path) -> LocalqError:
     """The error (exit 8) for a file of ollama with a wrong hash."""
     command = repair_command(name)
-    step = f"Run `{command}` to download it again." if command else "Remove the model in ollama, and download it again."
+    step = (
+        f"Run `{command}` to download it again." if command else "Remove the model from ollama and download it again."
+    )
     return bad_file(name, f"{path} is damaged: its hash does not match its name", step)
 
 
 def refusal(store: str, name: str) -> LocalqError:
     """The error (exit 2) for removing a model of another program."""
-    why = f"this file belongs to {TITLES[store]}, and localq does not remove files of other programs"
+    why = f"this file belongs to {TITLES[store]}, and localq does not delete files that belong to other programs"
     return usage_error(name, why, remove_step(store, name))

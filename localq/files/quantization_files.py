@@ -8,10 +8,11 @@
 What config.json says itself counts first. The description counts only where the weights are quantized, because some
 repositories keep one beside full-precision weights.
 
-Two programs store a format of others. Their descriptions get its `quant_method` and keep their other fields:
+Three programs store formats of others. Their descriptions get its `quant_method` and keep their other fields:
 
     auto-round          GPTQ or AWQ; `packing_format` names the packing, `extra_config` layers of their own
-    compressed-tensors  FP8, where all its weights are floats of 8 bits
+    compressed-tensors  NVFP4, MXFP4 and FP8 (`compressed_tensors.format_of`)
+    modelopt            NVFP4 and FP8 (`modelopt.format_of`)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from localq.errors import bad_file
-from localq.files import compressed_tensors
+from localq.files import compressed_tensors, modelopt
 from localq.files.json_files import DAMAGED, inside, read_object
 
 NAMES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json")
@@ -41,8 +42,8 @@ def describe(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
 
     That of config.json too, if it is of a program that stores a format of others.
 
-    Its `quant_method` is named in every case, "modelopt" included, which localq does not read. Raises LocalqError
-    (exit 8) for a malformed file, and one that describes no quantization.
+    Its `quant_method` is named in every case. Raises LocalqError (exit 8) for a malformed file, and one that describes
+    no quantization.
     """
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, dict) else {}):
@@ -60,7 +61,7 @@ def describe(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
 def _normalize(stated: dict[str, Any], path: Path) -> dict[str, Any]:
     """The form of config.json: with `quant_method`."""
     if isinstance(inner := stated.get("quantization"), dict):  # ModelOpt
-        return {**inner, "quant_method": "modelopt"}
+        return _renamed({**inner, "quant_method": modelopt.METHOD})
     method = stated.get("quant_method")
     if isinstance(method, str) and method:
         return _renamed({**stated, "quant_method": method.lower()})
@@ -70,7 +71,7 @@ def _normalize(stated: dict[str, Any], path: Path) -> dict[str, Any]:
         return {**stated, "quant_method": "awq"}
     if "bits" in stated:
         return {**stated, "quant_method": "gptq"}
-    raise bad_file(str(path), "has no quantization settings, such as quant_method, bits or w_bit", DAMAGED)
+    raise bad_file(str(path), "no quantization settings found (such as quant_method, bits or w_bit)", DAMAGED)
 
 
 def _renamed(stated: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +79,10 @@ def _renamed(stated: dict[str, Any]) -> dict[str, Any]:
     if stated.get("quant_method") == AUTO_ROUND:
         packing = stated.get("packing_format", "auto_round:auto_gptq")  # the default of vLLM and AutoRound
         return {**stated, "quant_method": "awq" if "awq" in str(packing) else "gptq", "packing_format": packing}
-    if stated.get("quant_method") == compressed_tensors.METHOD and compressed_tensors.is_fp8(stated):
-        block = compressed_tensors.fp8_block(stated)
-        return {**stated, "quant_method": "fp8", **({} if block is None else {"weight_block_size": block})}
+    if stated.get("quant_method") == modelopt.METHOD and modelopt.format_of(stated) != modelopt.METHOD:
+        return {**stated, "quant_method": modelopt.format_of(stated)}
+    if stated.get("quant_method") == compressed_tensors.METHOD:
+        format, block = compressed_tensors.format_of(stated), compressed_tensors.fp8_block(stated)
+        if format != compressed_tensors.METHOD or block is not None:
+            return {**stated, "quant_method": format, **({} if block is None else {"weight_block_size": block})}
     return stated

@@ -83,7 +83,7 @@ def read_header(path: Path) -> Header:
     fields = parse_object(text, f"{path} (header)")
     metadata = fields.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _broken_error(path, "its metadata does not map strings to strings")
+        raise _broken_error(path, "the metadata is not a map of strings to strings")
     entries = sorted(
         ((name, _entry(path, name, raw, start, size)) for name, raw in fields.items()),
         key=lambda pair: (pair[1].begin, pair[1].end),
@@ -96,27 +96,27 @@ def read_header(path: Path) -> Header:
 def _header_text(prefix: bytes, size: int, read: Any, path: Path) -> tuple[str, int]:
     """The JSON text and the offset at which the data begins."""
     if len(prefix) < 8:
-        raise _broken_error(path, f"only {size} bytes long")
+        raise _broken_error(path, f"the file is only {size} bytes long")
     (length,) = struct.unpack("<Q", prefix)
     if length > size - 8:
         raise _broken_error(
-            path, f"its header claims to be {length:,} bytes long, but the file has only {size:,} bytes"
+            path, f"the header claims to be {length:,} bytes long, but the file has only {size:,} bytes"
         )
     if not 2 <= length <= MAX_HEADER_BYTES:
         raise _broken_error(
-            path, f"its header claims to be {length:,} bytes long; 2 to {MAX_HEADER_BYTES:,} are allowed"
+            path, f"the header claims to be {length:,} bytes long; 2 to {MAX_HEADER_BYTES:,} are allowed"
         )
     raw: bytes = read(length)
     if len(raw) != length:
         raise _broken_error(path, "the file ends inside its header")
     if raw[:1] != b"{":
-        raise _broken_error(path, "its header does not start with '{'")
+        raise _broken_error(path, "the header does not start with '{'")
     if any(raw.count(character) > most for character, most in MAX_CHARACTERS.items()):
-        raise _broken_error(path, f"its header describes more than {MAX_TENSORS:,} tensors")
+        raise _broken_error(path, f"the header describes too many tensors (limit: {MAX_TENSORS:,})")
     try:
         return raw.decode("utf-8"), 8 + length
     except UnicodeDecodeError as error:
-        raise _broken_error(path, f"its header is not UTF-8 (byte {error.start})") from error
+        raise _broken_error(path, f"the header is not valid UTF-8 (at byte {error.start})") from error
 
 
 def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> Entry:
@@ -124,7 +124,7 @@ def _entry(path: Path, name: str, raw: Any, start: int, size: int) -> Entry:
         raise _broken_error(path, f"the entry for tensor {name[:80]!r} is not an object")
     dtype, shape, offsets = raw.get("dtype"), raw.get("shape"), raw.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise _broken_error(path, f"tensor {name[:80]!r} has an unknown type, {str(dtype)[:20]!r}")
+        raise _broken_error(path, f"tensor {name[:80]!r} has unknown type {str(dtype)[:20]!r}")
     if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
         raise _broken_error(path, f"tensor {name[:80]!r} has an invalid shape")
     if not _are_counts(offsets) or len(offsets) != 2:
@@ -205,5 +205,5 @@ def _weight_map(folder: Path) -> dict[str, str]:
         raise bad_file(str(path), "weight_map is missing or lists no tensors", DAMAGED)
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not SHARD_NAME.fullmatch(shard):
-            raise bad_file(str(path), f"tensor {tensor[:80]!r} has an invalid shard name, {str(shard)[:80]!r}", DAMAGED)
+            raise bad_file(str(path), f"tensor {tensor[:80]!r} has invalid shard name {str(shard)[:80]!r}", DAMAGED)
     return weight_map

@@ -22,6 +22,7 @@ AUTO_ROUND_LAYOUTS = {  # `packing_format` of AutoRound -> the same packing
     "auto_round:auto_awq": "gemm", "auto_round:awq": "gemm", "auto_round:auto_gptq": "gptq", "auto_round:gptq": "gptq",
     "auto_round:gptqmodel": "gptq_v2", "auto_round": "gptq_v2",
 }  # fmt: skip
+INT4_BITS = (2, 3, 4, 8)  # of GPTQ; those of AWQ are 4
 PLAIN_BITS = (16, 32)  # of layers that AutoRound leaves as they are
 
 Shapes = Mapping[str, tuple[int, ...]]  # of all tensors of a checkpoint, by name
@@ -52,12 +53,23 @@ def vptq_scheme(scheme: str) -> tuple[int, int, int]:
     return int(match[1]), int(match[2]), int(match[3])
 
 
-def int4_group(scheme: str) -> int:
-    """Columns that share a scale in formats of 4 bits: "g64"; 0 for "row", all columns; "" is "g128"."""
-    match = re.fullmatch(r"g([1-9]\d{0,5})|row", scheme or "g128")
+def int4_scheme(scheme: str) -> tuple[int, int]:
+    """(columns that share a scale, bits) of integers: "g64", "g128, 8 bits"; 0 for "row", all columns; "" is "g128"."""
+    match = re.fullmatch(r"(?:g([1-9]\d{0,5})|row)(?:, ([2348]) bits)?", scheme or "g128")
     if match is None:
         raise _no_scheme("4-bit groups:", scheme, "g128")
-    return int(match[1] or 0)
+    return int(match[1] or 0), int(match[2] or 4)
+
+
+def int4_group(scheme: str) -> int:
+    """Columns that share a scale; see `int4_scheme`."""
+    return int4_scheme(scheme)[0]
+
+
+def int4_text(group: int, bits: int) -> str:
+    """The reverse of `int4_scheme`."""
+    size = f"g{group}" if group else "row"
+    return size if bits == 4 else f"{size}, {bits} bits"
 
 
 def vq2_codebooks(scheme: str) -> list[tuple[int, int]]:
@@ -65,7 +77,7 @@ def vq2_codebooks(scheme: str) -> list[tuple[int, int]]:
     books = [re.fullmatch(r"s(2|4|8|16)l(\d{1,2})", part) for part in (scheme or "s4l16").split("+")]
     found = [(int(match[1]), int(match[2])) for match in books if match]
     if not 1 <= len(books) == len(found) <= 2 or any(n % s or not s <= n <= 32 for s, n in found):
-        raise _no_scheme("vq2", scheme, "s4l16, or with two codebooks s4l16+s8l16")
+        raise _no_scheme("vq2", scheme, "s4l16, or s4l16+s8l16 for two codebooks")
     return found
 
 
@@ -73,7 +85,7 @@ def bcq_scheme(scheme: str) -> tuple[int, int, bool]:
     """(planes, columns of a group or 0 for all, has a zero point) of "q2row", "q4g64z"; "" is "q3g128"."""
     match = re.fullmatch(r"q([1-5])(?:g(32|64|128|256|512)|row)(z?)", scheme or "q3g128")
     if match is None:
-        raise _no_scheme("bcq", scheme, "q3g128, or q3row, or q3g128z")
+        raise _no_scheme("bcq", scheme, "q3g128, q3row or q3g128z")
     return int(match[1]), int(match[2] or 0), bool(match[3])
 
 
@@ -82,6 +94,8 @@ def _no_scheme(format: str, scheme: str, example: str) -> LocalqError:
         f"{format} {scheme}", f"not a valid {format.rstrip(':')} scheme", f"Use a scheme such as {example}."
     )
 
+
+_LAYER = re.compile(r"\blayers\.(\d{1,3})\.", re.ASCII)
 
 # ---- schemes of files; "" if they state none
 
@@ -132,11 +146,12 @@ def columns_of(arch: Architecture, prefix: str) -> int | None:
     The down projections of experts, shared experts and dense layers may differ in width.
     """
     name = prefix.rpartition(".")[2]
-    if ".shared_expert." in prefix and name == "down_proj":
+    if (".shared_expert." in prefix or ".shared_experts." in prefix) and name == "down_proj":
         return arch.shared_intermediate or None
     if ".experts." in prefix and name in ("down_proj", "w2"):
         return arch.expert_intermediate or None
-    return arch.columns_of(name)
+    layer = _LAYER.search(prefix)
+    return arch.columns_of(name, int(layer[1]) if layer else 0)
 
 
 def codebook_name(names: Container[str], prefix: str, suffix: str) -> str | None:
@@ -178,11 +193,12 @@ def _bcq_matrix(signs: tuple[int, ...], alphas: tuple[int, ...]) -> str:
 
 
 def int4_of_config(quantization: Mapping[str, Any]) -> str:
-    """The scheme of AWQ or GPTQ from config.json: "g64", or "row"."""
+    """The scheme of AWQ or GPTQ from config.json: "g64", "row", or "g128, 8 bits"."""
     size = quantization.get("group_size", quantization.get("q_group_size", 128))
-    if type(size) is not int or not (size == -1 or 0 < size <= LARGEST):
+    bits = quantization.get("bits", quantization.get("w_bit", 4))
+    if type(size) is not int or not (size == -1 or 0 < size <= LARGEST) or bits not in INT4_BITS:
         return ""
-    return "row" if size == -1 else f"g{size}"
+    return int4_text(max(size, 0), bits)
 
 
 def vptq_of_config(quantization: Mapping[str, Any]) -> str:
@@ -227,11 +243,12 @@ def int4_unreadable(quantization: Mapping[str, Any]) -> str:
         stated += [each["bits"] for each in layers if each.get("bits") not in (None, *PLAIN_BITS)]
         if variant := _auto_round_variant(quantization, layers):
             return variant
-    if others := [each for each in stated if type(each) is not int or each != 4]:
+    known = (4,) if method == "awq" else INT4_BITS
+    if others := [each for each in stated if type(each) is not int or each not in known]:
         many = "an unknown number of" if others[0] is None else repr(others[0])[:20]
-        return f"{name} with {many} bits (localq supports 4)"
+        return f"{name} with {many} bits (localq supports {', '.join(map(str, known))})"
     if layout not in INT4_LAYOUTS[method]:
-        return f"{name} in the layout {layout[:40]!r} (localq supports {' and '.join(INT4_LAYOUTS[method])})"
+        return f"{name} in layout {layout[:40]!r} (localq supports {' and '.join(INT4_LAYOUTS[method])})"
     return ""
 
 
@@ -248,4 +265,4 @@ def _auto_round_variant(quantization: Mapping[str, Any], layers: list[dict[str, 
     quantized = [quantization, *(each for each in layers if each.get("bits") not in PLAIN_BITS)]
     types = [str(each.get("data_type") or "int") for each in quantized]
     others = [each for each in types if each != "int"]
-    return f"AutoRound with weights of type {others[0][:20]!r} (localq supports integers)" if others else ""
+    return f"AutoRound with {others[0][:20]} weights (localq supports only integers)" if others else ""

@@ -14,6 +14,8 @@ from localq.files.safetensors_headers import read_header, shard_paths
 from localq.files.schemes import Shapes
 
 UNKNOWN = "unknown"
+# Formats that localq does not read -> what to use
+INSTEAD = {"exl3": "Use a GGUF version of this model, or quantize its 16-bit weights to vq2."}
 _OF_HEADERS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}  # dtypes of safetensors headers
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 

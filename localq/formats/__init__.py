@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localq.formats import bcq, gguf, mxfp4, nf4, squeezellm, vptq
+from localq.formats import bcq, fp8, gguf, mxfp4, nf4, nvfp4, squeezellm, vptq
 from localq.formats.codebooks import aqlm, vq2
 from localq.formats.int4 import awq, compressed, gptq
 from localq.formats.mxfp4 import experts as mxfp4_experts
@@ -35,8 +35,10 @@ from localq.formats.mxfp4 import experts as mxfp4_experts
 # join(shape, parts), joined_bytes     experts as rows of one matrix, where the format allows it
 #
 # quant_method, suffixes               what config.json calls it; the tensors P + suffix, of which every P has the first
+# namings                              or the first of one of these, where files name them in several ways
 # is_quantized(tensors, P) -> bool     the checkpoint holds P in this format
 # stored_bytes, placed_bytes           bytes of P in a checkpoint; of each tensor on a device, in the order of `placed`
+# sized_by_checkpoint                  `placed_bytes` takes the checkpoint too
 # stored_shape(checkpoint, P)          (out, in), before any large tensor is read
 # from_checkpoint(checkpoint, P)       -> Packed on the CPU; raises LocalqError (exit 8) for damage
 # layout(out, in, scheme)              suffix -> (dtype, shape); stored(packed): suffix -> tensor
@@ -55,7 +57,9 @@ FORMATS: dict[str, ModuleType] = {
     "squeezellm": squeezellm,  # before those that have tensors of the same name
     "awq": awq,
     "gptq": gptq,
+    "nvfp4": nvfp4,  # before the one that has a tensor of the same name
     "compressed-tensors": compressed,
+    "fp8": fp8,
     "gguf": gguf,
 }
 
@@ -70,10 +74,34 @@ def shared_names(module: ModuleType, tensors: Mapping[str, Any], prefix: str) ->
     return tuple(module.shared_names(tensors, prefix)) if hasattr(module, "shared_names") else ()
 
 
+def keys(module: ModuleType, tensors: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
+    """The tensors of the Linear P, by full name."""
+    return tuple(prefix + suffix for suffix in naming(module, tensors, prefix) if prefix + suffix in tensors)
+
+
+def naming(module: ModuleType, tensors: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
+    """The suffixes of the tensors of the Linear P: of several namings the first of which P has the first tensor."""
+    found = (suffixes for suffixes in _namings(module) if prefix + suffixes[0] in tensors)
+    return next(found, _namings(module)[0])
+
+
+def _namings(module: ModuleType) -> tuple[tuple[str, ...], ...]:
+    given: tuple[tuple[str, ...], ...] = getattr(module, "namings", (module.suffixes,))
+    return given
+
+
+def placed_bytes(module: ModuleType, checkpoint: Any, prefix: str) -> list[int]:
+    """Bytes of each tensor of the Linear P on a device; checkpoint: a `formats.checkpoint.Checkpoint`."""
+    given = (checkpoint,) if getattr(module, "sized_by_checkpoint", False) else ()
+    sizes: list[int] = module.placed_bytes(checkpoint.tensors, prefix, *given)
+    return sizes
+
+
 def owner(tensors: Mapping[str, Any], key: str) -> tuple[str, str] | None:
     """(format, P) where `key` is the first tensor of a Linear P that a checkpoint holds quantized; None for others."""
     for format, module in FORMATS.items():
-        prefix = key.removesuffix(module.suffixes[0])
-        if prefix != key and module.is_quantized(tensors, prefix):
-            return format, prefix
+        for suffixes in _namings(module):
+            prefix = key.removesuffix(suffixes[0])
+            if prefix != key and module.is_quantized(tensors, prefix) and suffixes == naming(module, tensors, prefix):
+                return format, prefix
     return None

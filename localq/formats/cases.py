@@ -6,7 +6,7 @@ A `Case` is a matrix that `sample` of its format makes. Tables of sizes only: wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -88,12 +88,18 @@ ROW_SHAPES = ((1, 64), (15, 320), (48, 512), (577, 576), (33, 1088), (1001, 2112
 INT4_SHAPES = ((16, 64), (48, 320), (32, 512), (576, 576), (48, 1088), (1008, 2112), (5008, 4160), (80, 28672),
                (40000, 192))  # fmt: skip
 GGUF_SHAPES = ((16, 256), (48, 512), (576, 1536), (48, 5120), (1008, 2304), (5008, 4096), (80, 28672), (40000, 256))
+SCALED_SHAPES = ((16, 64), (48, 320), (32, 512), (576, 576), (48, 1088), (1008, 2112), (5008, 4160), (80, 28672),
+                 (40000, 192))  # fmt: skip
 GATHERED_SHAPES = ((1, 32), (15, 160), (48, 512), (577, 576), (33, 1120), (1001, 2144), (77, 28672))
 VARIANTS = {name: tuple(Case(name, scheme) for scheme in module.VARIANTS) for name, module in FORMATS.items()}
 (NF4,), (MXFP4,), (ROWLUT,) = VARIANTS["nf4"], VARIANTS["mxfp4"], VARIANTS["squeezellm"]
-INT4, BCQ, VPTQ, GGUF = (VARIANTS[name] for name in ("gptq", "bcq", "vptq", "gguf"))
+GPTQ, BCQ, VPTQ, GGUF = (VARIANTS[name] for name in ("gptq", "bcq", "vptq", "gguf"))
+INT4 = tuple(case for case in GPTQ if not case.scheme.endswith(" bits"))
+INT8 = tuple(case for case in GPTQ if case not in INT4)
 G128 = INT4[0]
-GGUF_32 = tuple(case for case in GGUF if by_name(case.scheme).values == 32)  # whose rows may end within an item
+SCALED = (*VARIANTS["nvfp4"], *VARIANTS["fp8"], *INT8)
+# Columns of rows that end within an item, by the columns of a block.
+GGUF_REST = {32: 864, 64: 832, 256: 768}
 BCQ_KINDS = tuple(Case("bcq", scheme, (83, 1312)) for scheme in ("q1row", "q2g32z", "q3g128", "q5g64z"))
 GATHERED = tuple(case for case in VARIANTS["aqlm"] if case.scheme.startswith("1x16"))  # codebooks too large for tables
 LOOKUP = (VARIANTS["vq2"][0], *(case for case in VARIANTS["aqlm"] if case not in GATHERED))
@@ -138,15 +144,27 @@ KERNELS: tuple[Kernel, ...] = (
     ),
     Kernel(
         "gguf_gemv", "gguf", tuple(Case("gguf", case.scheme, (80, columns))
-                                   for case in GGUF for columns in (1280, *((864,) if case in GGUF_32 else ()))),
+                                   for case in GGUF for columns in (1280, GGUF_REST[by_name(case.scheme).values])),
         GGUF, GGUF_SHAPES, (1, 8),
         timed=(*_steps(GGUF[0], "{scheme}"), *(Timed(case, label="{scheme}", fused=case.scheme == "Q6_K")
                                                for case in GGUF[1:])),
     ),
     Kernel(
         "gguf_dequantize", "gguf",
-        tuple(Case("gguf", case.scheme, (80, 864 if case in GGUF_32 else 768)) for case in GGUF), GGUF, GGUF_SHAPES[:5],
-        (), (True,), FLOATS, tuple(Timed(case, 0, label="{scheme}") for case in GGUF), "dequantized",
+        tuple(Case("gguf", case.scheme, (80, GGUF_REST[by_name(case.scheme).values])) for case in GGUF), GGUF,
+        GGUF_SHAPES[:5], (), (True,), FLOATS, tuple(Timed(case, 0, label="{scheme}") for case in GGUF), "dequantized",
+    ),
+    Kernel(
+        "scaled_gemv", "scaled",
+        tuple(replace(case, shape=(80, columns)) for case in SCALED for columns in (1280, 832)),
+        SCALED, SCALED_SHAPES, (1, 8),
+        timed=(*_steps(SCALED[0], "nvfp4"), Timed(SCALED[2], label="fp8 in blocks", fused=True),
+               Timed(SCALED[3], label="fp8 {scheme}"), Timed(INT8[0], label="{scheme}", fused=True)),
+    ),
+    Kernel(
+        "scaled_dequantize", "scaled", tuple(replace(case, shape=(80, 832)) for case in SCALED), SCALED,
+        SCALED_SHAPES[:6], (), (True,), FLOATS,
+        (Timed(SCALED[0], 0, label="nvfp4"), Timed(SCALED[2], 0, label="fp8 in blocks")), "dequantized",
     ),
     Kernel(
         "rowlut_gemv", "rowlut", (Case("squeezellm", "", (83, 1632)), Case("squeezellm", "", (88, 1664))), (ROWLUT,),

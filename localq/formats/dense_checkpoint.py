@@ -7,14 +7,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from localq.formats import FORMATS, STACKS, owner, shared_names
+from localq.formats import FORMATS, STACKS, keys, owner, shared_names
 from localq.formats.checkpoint import Checkpoint, info
 
 
 def dequantized(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Checkpoint:
     """`checkpoint` with every quantized matrix as one tensor of `dtype`, dequantized on `device` when it is read."""
     source = _Dequantized(checkpoint, device, dtype)
-    owned = {f"{prefix}{suffix}" for prefix, module in source.quantized.items() for suffix in module.suffixes}
+    owned = {key for prefix, module in source.quantized.items() for key in keys(module, checkpoint.tensors, prefix)}
     for prefix, module in source.quantized.items():
         owned.update(shared_names(module, checkpoint.tensors, prefix))
     owned |= {f"{name}{suffix}" for name, (_, module) in source.stacks.items() for suffix in module.suffixes}

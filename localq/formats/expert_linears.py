@@ -11,9 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from localq.formats import mxfp4, nf4
 from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
-from localq.formats.codebooks.linear import VqLinear
-from localq.formats.linear import SlabLinear
+from localq.formats.codebooks.lookup_kernel import VqOperand
+from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack
+from localq.formats.gguf.experts_kernel import GgufStack, gguf_stack
+from localq.formats.gguf.kernel import GgufOperand
+from localq.formats.linear import SlabLinear, SlabStack
 
 
 class LinearStack(nn.Module):
@@ -29,6 +33,16 @@ class LinearStack(nn.Module):
         self.count, first = len(linears), linears[0]
         self.out_features, self.in_features = sum(each.out_features for each in first), first[0].in_features
         self.stack = _stack_of(linears)
+
+    def dequantize(self, first: int, out: Tensor) -> None:
+        """Experts `first` and on into `out` T [experts, out, in]: what multiplies inputs that are rotated where there
+        are signs."""
+        for parts, matrix in zip(self.parts[first:], out, strict=False):
+            start = 0
+            for linear in parts:  # type: ignore[attr-defined]  # torch's gap
+                rows = matrix[start : start + linear.out_features]
+                linear.dequantized_rows(0, linear.out_features, out.dtype, rows)
+                start += linear.out_features
 
     @property
     def linears(self) -> list[SlabLinear]:
@@ -53,18 +67,38 @@ class LinearStack(nn.Module):
         return y if bias is None else y.add_(bias)
 
 
+def stack_of(part: object) -> Stack | None:
+    """The matrices of a layer's experts as the kernels take them; None for a format that has no kernel."""
+    if isinstance(part, Tensor):
+        return part.detach()
+    if isinstance(part, LinearStack):
+        return part.stack
+    if not isinstance(part, SlabStack):
+        return None
+    if isinstance(part.tall, mxfp4.Linear):
+        blocks = part.tall.codes.view(part.count, part.out_features, -1, mxfp4.BLOCK // 2)
+        return Mxfp4Stack(blocks, part.tall.scales.view(blocks.shape[:3]))
+    return Nf4Stack(part.tall.operand(), part.count) if isinstance(part.tall, nf4.Linear) else None
+
+
 def table_bytes(model: nn.Module) -> int:
     """Device bytes of the tables that say where experts are."""
-    stacks = (module.stack for module in model.modules() if isinstance(module, LinearStack))
-    return sum(stack.table.nbytes for stack in stacks if stack is not None)
+    stacks = [module.stack for module in model.modules() if isinstance(module, LinearStack) and module.stack]
+    factors = (getattr(stack, "factors", None) for stack in stacks)  # of GGUF blocks
+    return sum(each.nbytes for each in (*(stack.table for stack in stacks), *factors) if each is not None)
 
 
-def _stack_of(linears: Sequence[Sequence[SlabLinear]]) -> VqStack | None:
-    matrices = [[each.tiles if isinstance(each, VqLinear) else None for each in some] for some in linears]
-    known = [[each for each in some if each is not None] for some in matrices]
-    if [len(each) for each in known] != [len(each) for each in linears]:
-        return None
+def _stack_of(linears: Sequence[Sequence[SlabLinear]]) -> VqStack | GgufStack | None:
+    operands = [[each.operand() for each in some] for some in linears]
     try:
-        return vq_stack(known)
+        in_codebooks = [[each for each in some if isinstance(each, VqOperand)] for some in operands]
+        if _are_all(in_codebooks, linears):
+            return vq_stack(in_codebooks)
+        in_blocks = [[each for each in some if isinstance(each, GgufOperand)] for some in operands]
+        return gguf_stack(in_blocks) if _are_all(in_blocks, linears) else None
     except ValueError:  # experts of several layouts
         return None
+
+
+def _are_all(found: Sequence[Sequence[object]], linears: Sequence[Sequence[SlabLinear]]) -> bool:
+    return [len(each) for each in found] == [len(each) for each in linears]

@@ -1,4 +1,4 @@
-"""FP8 weights as a source: e4m3 values with a scale per block, row or matrix; read in 16 or 32 bit.
+"""FP8 weights as a source: e4m3 values with a scale per block, row or matrix (`formats.fp8`); read in 16 or 32 bit.
 
 Layout (transformers, integrations/finegrained_fp8.py), for a matrix `P.weight` [..., out, in]:
 
@@ -27,6 +27,7 @@ METHOD = "fp8"
 SCALES_OF = ("_scale_inv", "_scale")  # behind the name of the values; both multiply
 ACTIVATION = ("activation_scale", "input_scale")
 STORED = torch.float8_e4m3fn
+DTYPE = "float8_e4m3fn"  # the same, by its name in `Described`
 SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 BLOCK = (128, 128)
 PIECE_WEIGHTS = 2**21  # that are in f32 at a time
@@ -64,7 +65,7 @@ def find(tensors: Mapping[str, Described], quantization: Mapping[str, Any], name
         raise bad_file(f"{name}: config.json", f"weight_block_size has an invalid value: {str(block)[:40]}", DAMAGED)
     found = {}
     for key, info in tensors.items():
-        if info.dtype != "float8_e4m3fn":
+        if info.dtype != DTYPE:
             continue
         scale = next((key + each for each in SCALES_OF if key + each in tensors), "")
         scales = tensors.get(scale)
@@ -85,7 +86,7 @@ def _block(shape: tuple[int, ...], scales: tuple[int, ...], sides: tuple[int, ..
         return 1, columns
     if scales == (*stack, -(-rows // sides[0]), -(-columns // sides[1])):
         return sides[0], sides[1]
-    why = f"its scales have the shape {list(scales)}, which does not match {list(shape)} in blocks of {list(sides)}"
+    why = f"the scales have shape {list(scales)}, which does not match shape {list(shape)} in blocks of {list(sides)}"
     raise bad_file(name, why, DAMAGED)
 
 
@@ -94,24 +95,49 @@ def is_extra(key: str) -> bool:
     return key.endswith(("_scale_inv", ".weight_scale")) or key.rpartition(".")[2].endswith(ACTIVATION)
 
 
+def is_linear(tensors: Mapping[str, Described], key: str) -> bool:
+    """Whether FP8 values are the matrix of a Linear, which a GPU keeps as it is (`formats.fp8`)."""
+    return key.endswith(".weight") and len(tensors[key].shape) == 2
+
+
+def idle_tensors(tensors: Mapping[str, Described], found: Mapping[str, Fp8Matrix]) -> set[str]:
+    """Scales of weights and of activations that only the matrices of `found` need."""
+    of_stacks = {matrix.scales for matrix in found.values()}
+    activations = {f"{name}_{each}" for name in found for each in ACTIVATION}
+    activations |= {f"{name.removesuffix('.weight')}.{each}" for name in found for each in ACTIVATION}
+    return (of_stacks | activations) & tensors.keys()
+
+
 def dequantize(codes: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """codes e4m3 [..., out, in] times their scales -> `dtype` [..., out, in]. This is the definition of the format."""
+    """codes e4m3 [..., out, in] times their scales -> `dtype` [..., out, in]. This is the definition of the format.
+
+    scales   one value for all, or [..., ceil(out / rows), ceil(in / columns)] of `block`
+    """
     rows, columns = codes.shape[-2:]
-    grid = (-(-rows // block[0]), -(-columns // block[1]))
-    flat, out = codes.view(-1, rows, columns), torch.empty(codes.shape, dtype=dtype)
-    wide = scales.float().reshape(-1, *grid) if scales.numel() > 1 else scales.float().expand(len(flat), 1, 1)
-    step = max(1, PIECE_WEIGHTS // (block[0] * columns)) * block[0]
+    grid = -(-rows // block[0]), -(-columns // block[1])
+    flat, out = codes.view(-1, rows, columns), torch.empty(codes.shape, dtype=dtype, device=codes.device)
+    wide = scales.float().reshape(-1, *grid) if scales.numel() > 1 else scales.float().expand(len(flat), *grid)
     for values, factors, to in zip(flat, wide, out.view(flat.shape), strict=True):
-        for first in range(0, rows, step):
-            part = factors[first // block[0] : -(-min(rows, first + step) // block[0])]
-            spread = part.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-            piece = values[first : first + step].float()
-            to[first : first + step] = piece.mul_(spread[: len(piece), :columns])
+        dequantize_rows(values, factors, block, 0, to)
+    return out
+
+
+def dequantize_rows(codes: Tensor, scales: Tensor, block: tuple[int, int], first: int, out: Tensor) -> Tensor:
+    """The same of a matrix, from row `first` on into `out` [count, in], and `out`; scales in f32."""
+    step = max(1, PIECE_WEIGHTS // out.shape[1])
+    for begin in range(0, len(out), step):
+        part = out[begin : begin + step]
+        rows = slice(first + begin, first + begin + len(part))
+        of_rows = scales[torch.arange(rows.start, rows.stop, device=scales.device) // block[0]]
+        spread = of_rows.repeat_interleave(block[1], 1)[:, : out.shape[1]]
+        part.copy_(codes[rows].float() * spread)
     return out
 
 
 class Fp8Source:
     """A source of tensors whose FP8 matrices come dequantized: `read` gives bfloat16, `read_as` another type."""
+
+    converts = True
 
     def __init__(self, read: Callable[[str], Tensor], close: Callable[[], None], found: dict[str, Fp8Matrix]) -> None:
         self._read, self._close, self._found = read, close, found

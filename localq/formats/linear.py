@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from localq.kernels import gemv
+from localq.kernels.checks import HALF_TYPES
 from localq.kernels.operand import Operand
 from localq.kernels.workspace import workspace_of
 
@@ -121,6 +123,75 @@ class SlabLinear(PackedLinear):
         return self.scratch[:needed].view(dtype).view(rows, self.in_features)
 
 
+class TiledLinear(SlabLinear):
+    """A `SlabLinear` whose tensors are put into the order of the kernels in place, and whose columns may be stored in
+    another order than those of x.
+
+    tiled    the tensors are in the order that the kernels read (`tile_`); shapes without tiles stay as they are
+    """
+
+    tiled = False
+
+    @abstractmethod
+    def reorder_(self) -> bool:
+        """Put the tensors into tiles, in place; False for a shape without tiles."""
+        ...
+
+    @abstractmethod
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """W in `dtype` [out, in], its columns as those of x."""
+        ...
+
+    @abstractmethod
+    def dequantized_by_torch(self, first: int, out: Tensor) -> Tensor:
+        """Rows of W from `first` on into `out` [count, in], and `out`: tiled or not, columns as they are stored."""
+        ...
+
+    @abstractmethod
+    def unpack_tiles(self, first: int, out: Tensor) -> Tensor:
+        """As `unpack`, of tiles; columns as they are stored."""
+        ...
+
+    @abstractmethod
+    def product_of_few(self, x: Tensor) -> Tensor | None:
+        """W x + b of x [up to `gemv.ROWS`, in] in 16 bit, by a kernel that reads the tiles; None where none does."""
+        ...
+
+    @abstractmethod
+    def in_stored_order(self, x: Tensor) -> Tensor:
+        """x with its columns as the weights are stored."""
+        ...
+
+    def tile_(self) -> TiledLinear:
+        """Put the tensors into the order that the kernels read, in place; shapes without tiles stay as they are."""
+        self.tiled = self.tiled or self.reorder_()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """W x + b."""
+        if not x.is_cuda:
+            return F.linear(x, self.dequantized(x.dtype), self.bias)
+        few = x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES
+        y = self.product_of_few(x) if few and self.tiled else None
+        return self._by_slabs(x) if y is None else y
+
+    def product_of_rows(self, x: Tensor, first: int, count: int, bias: Tensor | None) -> Tensor:
+        """x [T, in] -> [T, count], x put into the order of the stored columns first."""
+        return super().product_of_rows(self.in_stored_order(x), first, count, bias)
+
+    def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        """Rows of W in `dtype`; columns lie as they are stored."""
+        if out is None:
+            out = torch.empty(count, self.in_features, dtype=dtype, device=next(self.buffers()).device)
+        return self.unpack(first, out) if self.tiled and out.is_cuda else self.dequantized_by_torch(first, out)
+
+    def unpack(self, first: int, out: Tensor) -> Tensor:
+        """Of tiles; columns lie as they are stored."""
+        if not self.tiled:
+            raise ValueError(f"unpack: {self.format} of shape {self.shape} is not in tiles")
+        return self.unpack_tiles(first, out)
+
+
 class SlabStack(nn.Module):
     """Matrices [count, out_features, in_features] in a quantized format: the rows of one `tall` matrix, behind each
     other."""
@@ -131,6 +202,11 @@ class SlabStack(nn.Module):
         self.tall, self.count = tall, count
         self.out_features, self.in_features = tall.out_features // count, tall.in_features
         tall.slab_weights = self.out_features * self.in_features
+
+    def dequantize(self, first: int, out: Tensor) -> None:
+        """Matrices `first` and on into `out` T [matrices, out, in]."""
+        rows = len(out) * self.out_features
+        self.tall.dequantized_rows(first * self.out_features, rows, out.dtype, out.view(rows, self.in_features))
 
     def product(self, x: Tensor, index: int, bias: Tensor | None) -> Tensor:
         """x [T, in] -> [T, out]: x W^T + bias [out] with the matrix W of that index."""

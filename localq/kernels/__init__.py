@@ -43,7 +43,7 @@ def why_not() -> str:
     found, reason = _loaded()
     if found is None or found.build_architectures:
         return reason
-    why = "LOCALQ_NO_CUDA=1 was set, or `make chat` ran without an NVIDIA driver"
+    why = "LOCALQ_NO_CUDA=1 was set, or `make chat` was run without an NVIDIA driver"
     return f"localq was built without CUDA kernels ({why})"
 
 

@@ -17,7 +17,8 @@ from localq.kernels.gemv import Norm
 from localq.kv_bits import KV_BITS, KvBits
 
 MOST_PER_GROUP = 16  # query heads of one kv head
-MOST_COLUMNS = 256  # of a head
+MOST_COLUMNS = 512  # of a head in 16 bit
+VERIFIED_COLUMNS = 256  # wider heads were emulated, but not run on a GPU: decode steps leave them to torch
 
 
 @dataclass(frozen=True)
@@ -53,28 +54,41 @@ class KVLayer:
 
 
 class AttentionWorkspace:
-    """What the blocks of one launch exchange: allocated once, shared by all layers of one stream."""
+    """What the blocks of one launch exchange: allocated once, shared by all layers of one stream.
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
+    rows   consecutive tokens of a launch, at most
+    """
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device, rows: int = 1) -> None:
         module = kernels.module()
-        self.splits: int = module.attention_splits(kv_heads, device.index or 0)
-        floats = module.attention_partials(heads, kv_heads, head_dim, self.splits)
-        self.shape = (heads, kv_heads, head_dim)
-        self.partials = torch.empty(floats, dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(16 * kv_heads, dtype=torch.int32, device=device)
+        every = [module.attention_splits(kv_heads * count, device.index or 0) for count in range(1, rows + 1)]
+        floats = [
+            count * module.attention_partials(heads, kv_heads, head_dim, splits)
+            for count, splits in enumerate(every, 1)
+        ]
+        self.shape, self.rows = (heads, kv_heads, head_dim), rows
+        self.splits: int = every[0]
+        self._more_splits = every[1:]
+        self.partials = torch.empty(max(floats), dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(rows * 16 * kv_heads, dtype=torch.int32, device=device)
+
+    def splits_of(self, rows: int) -> int:
+        """Blocks per kv head and row of a launch of `rows` rows, at most."""
+        return self.splits if rows == 1 else self._more_splits[rows - 2]
 
     def bytes(self) -> int:
         """Bytes allocated."""
         return self.partials.nbytes + self.arrived.nbytes
 
 
-def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
-    """Why the kernels cannot serve heads of this shape; empty when they can."""
-    if head_dim % 8 or not 8 <= head_dim <= MOST_COLUMNS:
-        return f"no attention kernel supports head_dim {head_dim} (must be a multiple of 8, up to {MOST_COLUMNS})"
+def why_not(heads: int, kv_heads: int, head_dim: int, most: int = VERIFIED_COLUMNS) -> str:
+    """Why the kernels cannot serve heads of this shape, of up to `most` columns; empty when they can."""
+    if head_dim % 8 or not 8 <= head_dim <= most:
+        return f"no attention kernel supports head_dim {head_dim} (must be a multiple of 8, up to {most})"
     if heads % kv_heads or heads // kv_heads > MOST_PER_GROUP:
         return (
-            f"no attention kernel supports {heads} heads per {kv_heads} KV heads (at most {MOST_PER_GROUP} per KV head)"
+            f"no attention kernel supports {heads} heads and {kv_heads} KV heads "
+            f"(at most {MOST_PER_GROUP} heads per KV head)"
         )
     return ""
 
@@ -98,47 +112,53 @@ def attention_decode(
     gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """One token's attention, and the write of its k and v, in one launch -> T [1, heads * head_dim].
+    """The attention of some consecutive tokens, and the write of their k and v -> T [rows, heads * head_dim].
 
-    qkv       T [1, heads * q_stride + 2 * kv_heads * head_dim]: q, k and v behind each other, before norm and rotation
-    position  i64 [1] on the device, below the length of `rotary`; less `base` below the capacity of `layer`
+    qkv       T [1 to 8 rows, heads * q_stride + 2 * kv_heads * head_dim]: q, k, v behind each other, not yet rotated
+    position  i64 [1] on the device, of the first row; of each below the length of `rotary`, less `base` the capacity
     rotary    T [ctx, 2, rotary_dim] as `models.rope.Rope.table` makes it, or None
-    window    slots that are seen, the token's own included; 0 = all
-    softcap   scores become softcap * tanh(score / softcap); 0 = none
+    window    slots that are seen, the token's own included; 0 = all. softcap: c * tanh(score / c), 0 = none
     sinks     T [heads]: one more score in each head's softmax, uncapped, whose weight multiplies nothing; or None
     base      i64 [1] on the device: the position of slot 0, which no running step changes; None = 0
     q_stride  elements from q of a head to that of the next, a multiple of 8; 0 = head_dim: they lie beside each other
-    gate      T [heads, head_dim], whose rows may lie apart, in qkv too; its sigmoid multiplies what the heads gather,
-              which is rounded before; None = there is none
+    gate      T [heads, head_dim], of several rows [rows, heads, head_dim], whose heads may lie apart, in qkv too; its
+              sigmoid multiplies what the heads gather, which is rounded before; None = there is none
 
-    Later slots are never read. Scores and sums in f32, softmax weights rounded to 16 bit. The same bits run after run.
+    One launch for one row, else two. Later slots are never read. Sums in f32, weights rounded to 16 bit; the same bits.
     """
-    op, width = "attention_decode", layer.head_dim
+    op, width, rows = "attention_decode", layer.head_dim, qkv.shape[0]
     q_stride = q_stride or width
     _check_call(op, qkv, layer, position, heads, q_stride, rotary, workspace)
     if out is None:
-        out = torch.empty(1, heads * width, dtype=qkv.dtype, device=qkv.device)
-    check(op, "out", out, qkv.device, (qkv.dtype,), heads * width)
-    _check_options(op, qkv, (heads, width), sinks, base, gate)
+        out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
+    check(op, "out", out, qkv.device, (qkv.dtype,), rows * heads * width)
+    _check_options(op, qkv, (rows, heads, width), sinks, base, gate)
     check_cuda(op, "qkv", qkv)
     kernels.module().attention_decode(
         layer=_arguments(layer),
         heads=heads,
         q_stride=q_stride,
-        gate_stride=0 if gate is None else gate.stride(0),
+        **_gate_strides(gate),
         rotary_dim=0 if rotary is None else rotary.shape[2],
         q_norm=_norm(op, "q_norm weight", q_norm, qkv, width),
         k_norm=_norm(op, "k_norm weight", k_norm, qkv, width),
         scale=scale,
         softcap=softcap,
         window=window,
-        splits=workspace.splits,
+        splits=workspace.splits_of(rows),
+        rows=rows,
         type=TYPES[qkv.dtype],
         **addresses(qkv=qkv, position=position, base=base, gate=gate, rotary=rotary, sinks=sinks, out=out),
         **addresses(partials=workspace.partials, arrived=workspace.arrived),
         **place(qkv),
     )
     return out
+
+
+def _gate_strides(gate: Tensor | None) -> dict[str, int]:
+    if gate is None:
+        return {"gate_stride": 0, "gate_row_stride": 0}
+    return {"gate_stride": gate.stride(-2), "gate_row_stride": gate.stride(0) if gate.dim() == 3 else 0}
 
 
 def _check_call(
@@ -153,13 +173,16 @@ def _check_call(
 ) -> None:
     """ValueError where the operands of `attention_decode` do not belong together."""
     width, device = layer.head_dim, qkv.device
-    if reason := why_not(heads, layer.kv_heads, width):
+    if reason := why_not(heads, layer.kv_heads, width, MOST_COLUMNS):
         raise ValueError(f"{op}: {reason}")
     if workspace.shape != (heads, layer.kv_heads, width):
         raise ValueError(f"{op}: workspace is for {workspace.shape}, must be for {(heads, layer.kv_heads, width)}")
     if q_stride < width or q_stride % 8:
         raise ValueError(f"{op}: q_stride = {q_stride}, must be a multiple of 8, at least head_dim ({width})")
-    check(op, "qkv", qkv, device, HALF_TYPES, heads * q_stride + 2 * layer.kv_heads * width)
+    rows = qkv.shape[0]
+    if qkv.dim() != 2 or not 1 <= rows <= workspace.rows:
+        raise ValueError(f"{op}: qkv has shape {tuple(qkv.shape)}, must have 1 to {workspace.rows} rows")
+    check(op, "qkv", qkv, device, HALF_TYPES, rows * (heads * q_stride + 2 * layer.kv_heads * width))
     _check_layer(op, layer, device, qkv.dtype)
     check(op, "position", position, device, (torch.int64,), 1)
     check(op, "partials", workspace.partials, device, (torch.float32,), workspace.partials.numel())
@@ -171,28 +194,29 @@ def _check_call(
 
 
 def _check_options(
-    op: str, qkv: Tensor, shape: tuple[int, int], sinks: Tensor | None, base: Tensor | None, gate: Tensor | None
+    op: str, qkv: Tensor, shape: tuple[int, int, int], sinks: Tensor | None, base: Tensor | None, gate: Tensor | None
 ) -> None:
-    """Raise ValueError for bad optional operands of `attention_decode`. shape: heads, head_dim."""
-    for name, operand, dtype, count in (("sinks", sinks, qkv.dtype, shape[0]), ("base", base, torch.int64, 1)):
+    """Raise ValueError for bad optional operands of `attention_decode`. shape: rows, heads, head_dim."""
+    for name, operand, dtype, count in (("sinks", sinks, qkv.dtype, shape[1]), ("base", base, torch.int64, 1)):
         if operand is not None:
             check(op, name, operand, qkv.device, (dtype,), count)
     if gate is None:
         return
     if gate.dtype != qkv.dtype or gate.device != qkv.device:
         raise ValueError(f"{op}: gate is {gate.dtype} on {gate.device}, must be {qkv.dtype} on {qkv.device}")
-    if tuple(gate.shape) != shape:
-        raise ValueError(f"{op}: gate has shape {tuple(gate.shape)}, must be {shape}")
-    apart, within = gate.stride()
-    if within != 1 or apart < shape[1] or apart % 4:
-        raise ValueError(f"{op}: gate has strides {gate.stride()}, must be (4 n, 1) with 4 n at least {shape[1]}")
+    wanted = shape[1:] if shape[0] == 1 else shape
+    if tuple(gate.shape) != wanted:
+        raise ValueError(f"{op}: gate has shape {tuple(gate.shape)}, must be {wanted}")
+    *row, apart, within = gate.stride()
+    if within != 1 or apart < shape[2] or apart % 4 or any(each % 4 for each in row):
+        raise ValueError(f"{op}: gate has strides {gate.stride()}, must be (4 n, 1) with 4 n at least {shape[2]}")
 
 
-def attention_decode_bytes(layer: KVLayer, heads: int, live: int, gated: bool = False) -> int:
-    """Bytes that `attention_decode` must move for `live` visible slots, the token's own included: each slot once (the
-    own is written instead of read), qkv, a gate where it is `gated`, and the result once."""
+def attention_decode_bytes(layer: KVLayer, heads: int, live: int, gated: bool = False, rows: int = 1) -> int:
+    """Bytes that `attention_decode` must move for `live` visible slots, those of its rows included: each slot once (the
+    own are written instead of read), qkv, a gate where it is `gated`, and the result once."""
     width = layer.head_dim * 2
-    return live * layer.bytes_per_slot() + (2 * heads + 2 * layer.kv_heads + heads * gated) * width
+    return live * layer.bytes_per_slot() + rows * (2 * heads + 2 * layer.kv_heads + heads * gated) * width
 
 
 def kv_write(layer: KVLayer, k: Tensor, v: Tensor, slots: Tensor) -> None:

@@ -1,8 +1,9 @@
-"""Tokens through a gated delta net on the GPU, one or many: checks of tensors, then the kernels (csrc/delta)."""
+"""Tokens through a gated delta net on the GPU, one, some or many: checks of tensors, then the kernels (csrc/delta)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from localq.kernels.gemv import Norm
 DIM = 128  # key_dim and value_dim
 TAPS = 4  # of the convolution
 MOST_SHARED = 8  # value heads per key head
+MOST_ROWS = 8  # tokens of a step
+
+Drafted = tuple[Tensor, Tensor, Tensor]  # T [rows, C], f32 [rows, value_heads] twice: inputs, g and beta
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,25 @@ class DeltaWeights:
 
 
 class DeltaWorkspace:
-    """What the blocks of one launch exchange: allocated once, shared by all layers of one stream."""
+    """What the blocks of one launch exchange: allocated once, shared by all layers of one stream.
 
-    def __init__(self, key_heads: int, value_heads: int, device: torch.device) -> None:
-        self.heads = torch.empty(value_heads * DIM, dtype=torch.float32, device=device)
+    For steps of several rows also what they say of the rows before: first_drafted i64 [1], the position of the first
+    drafted row that is kept, and accepted i64 [1], the position up to which `delta_replay` replays them.
+    """
+
+    def __init__(self, key_heads: int, value_heads: int, device: torch.device, rows: int = 1) -> None:
+        """rows: of a launch, at most."""
+        self.rows = rows
+        self.heads = torch.empty(rows * value_heads * DIM, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(key_heads, dtype=torch.int32, device=device)
+        several = rows if rows > 1 else 0
+        self.rates = torch.empty(several, 2, value_heads, dtype=torch.float32, device=device)
+        self.first_drafted, self.accepted = torch.zeros(2, min(several, 1), dtype=torch.int64, device=device)
 
     def bytes(self) -> int:
         """Bytes allocated."""
-        return self.heads.nbytes + self.arrived.nbytes
+        every = (self.heads, self.arrived, self.rates, self.first_drafted, self.accepted)
+        return sum(each.nbytes for each in every)
 
 
 def why_not(key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int) -> str:
@@ -96,31 +110,126 @@ def delta_decode(
 
     `columns` and `matrix` are read while the previous launch may still run: an earlier step must have written them.
     """
-    op, hidden = "delta_decode", x.shape[-1]
     if out is None:
         out = torch.empty_like(gates)
-    device, dtype, heads = inputs.device, inputs.dtype, weights.value_heads
-    operands = _checked(op, 1, inputs, gates, weights, columns, matrix, out)
-    check(op, "x", x, device, (dtype,), hidden)
-    check(op, "norm weight", norm.weight, device, (dtype, torch.float32), hidden)
-    check(op, "write", write, device, (dtype,), heads * hidden)
-    check(op, "decay", decay, device, (dtype,), heads * hidden)
-    check(op, "workspace", workspace.heads, device, (torch.float32,), heads * DIM)
-    check(op, "workspace", workspace.arrived, device, (torch.int32,), weights.key_heads)
-    operands |= addresses(x=x, x_norm=norm.weight, write=write, decay=decay)
-    operands |= addresses(heads=workspace.heads, arrived=workspace.arrived)
+    operands = _checked("delta_decode", 1, inputs, gates, weights, columns, matrix, out)
+    operands |= _checked_x("delta_decode", x, norm, write, decay, weights, workspace)
     kernels.module().delta_decode(
+        operands=operands, **_step_numbers(x, norm, weights), type=TYPES[inputs.dtype], **place(inputs)
+    )
+    return out
+
+
+def delta_verify(
+    inputs: Tensor,
+    gates: Tensor,
+    x: Tensor,
+    norm: Norm,
+    write: Tensor,
+    decay: Tensor,
+    weights: DeltaWeights,
+    columns: Tensor,
+    matrix: Tensor,
+    drafted: Drafted,
+    position: Tensor,
+    workspace: DeltaWorkspace,
+    out: Tensor | None = None,
+) -> Tensor:
+    """As `delta_decode` for N tokens, up to 8, of which all but the first may be rejected -> T [N, value_heads * 128].
+
+    inputs, gates   rows of one stride; x [N, hidden]
+    drafted    at least N - 1 rows: of the drafted tokens before, of which the first `position` - `first_drafted` (of
+               the workspace) are replayed, and then of this step
+    position   i64 [1], of the first token
+
+    `columns` and `matrix` move on by the replayed tokens and the first of this step. Each token is computed as by
+    `delta_decode`. Memory-bound: `delta_verify_bytes`.
+    """
+    op, rows = "delta_verify", inputs.shape[0]
+    if out is None:
+        out = torch.empty(rows, weights.value_heads * DIM, dtype=gates.dtype, device=gates.device)
+    if inputs.stride(0) != gates.stride(0) or gates.shape[0] != rows:
+        raise ValueError(f"{op}: inputs and gates have strides {inputs.stride()} and {gates.stride()}, must be alike")
+    check(op, "inputs", inputs[0], inputs.device, HALF_TYPES, weights.channels)
+    operands = _checked(op, 1, inputs[:1], gates[:1], weights, columns, matrix, out[:1])
+    check(op, "out", out, inputs.device, (inputs.dtype,), rows * weights.value_heads * DIM)
+    operands |= _checked_x(op, x, norm, write, decay, weights, workspace)
+    operands |= _checked_drafted(op, drafted, position, weights, workspace)
+    kernels.module().delta_verify(
         operands=operands,
-        eps=weights.eps,
-        x_eps=norm.eps,
-        x_kind=2 if norm.weight.dtype == torch.float32 else 1,
-        key_heads=weights.key_heads,
-        shared=heads // weights.key_heads,
-        hidden=hidden,
-        type=TYPES[dtype],
+        **_step_numbers(x, norm, weights),
+        drafted=drafted[0].shape[0],
+        rows=rows,
+        stride=inputs.stride(0),
+        type=TYPES[inputs.dtype],
         **place(inputs),
     )
     return out
+
+
+def delta_replay(
+    weights: DeltaWeights, columns: Tensor, matrix: Tensor, drafted: Drafted, workspace: DeltaWorkspace
+) -> None:
+    """Move `columns` and `matrix` on by the `drafted` tokens from `first_drafted` up to `accepted` of the workspace."""
+    op, heads, device = "delta_verify", weights.value_heads, matrix.device
+    dtype = drafted[0].dtype
+    check(op, "columns", columns, device, (dtype,), weights.channels * (TAPS - 1))
+    check(op, "matrix", matrix, device, (torch.float32,), heads * DIM * DIM)
+    check_cuda(op, "matrix", matrix)
+    operands = addresses(
+        taps=weights.taps, rates=weights.rates, offsets=weights.offsets, norm=weights.norm, columns=columns,
+        matrix=matrix, arrived=workspace.arrived,
+    )  # fmt: skip
+    operands |= addresses(**dict.fromkeys(("inputs", "gates", "out", "x", "x_norm", "write", "decay", "heads")))
+    operands |= _checked_drafted(op, drafted, workspace.accepted, weights, workspace)
+    kernels.module().delta_verify(
+        operands=operands, eps=weights.eps, x_eps=0.0, x_kind=0, key_heads=weights.key_heads,
+        shared=heads // weights.key_heads, hidden=0, drafted=drafted[0].shape[0], rows=0, stride=0, type=TYPES[dtype],
+        **place(matrix),
+    )  # fmt: skip
+
+
+def _step_numbers(x: Tensor, norm: Norm, weights: DeltaWeights) -> dict[str, Any]:
+    return {
+        "eps": weights.eps,
+        "x_eps": norm.eps,
+        "x_kind": 2 if norm.weight.dtype == torch.float32 else 1,
+        "key_heads": weights.key_heads,
+        "shared": weights.value_heads // weights.key_heads,
+        "hidden": x.shape[-1],
+    }
+
+
+def _checked_x(
+    op: str, x: Tensor, norm: Norm, write: Tensor, decay: Tensor, weights: DeltaWeights, workspace: DeltaWorkspace
+) -> dict[str, int]:
+    """Addresses of what gives b and a of the tokens, and of the workspace, after checks."""
+    (rows, hidden), heads, device, dtype = x.shape, weights.value_heads, x.device, x.dtype
+    if rows > workspace.rows:
+        raise ValueError(f"{op}: x has {rows} rows, but the workspace is for {workspace.rows}")
+    check(op, "x", x, weights.taps.device, (weights.taps.dtype,), rows * hidden)
+    check(op, "norm weight", norm.weight, device, (dtype, torch.float32), hidden)
+    check(op, "write", write, device, (dtype,), heads * hidden)
+    check(op, "decay", decay, device, (dtype,), heads * hidden)
+    check(op, "workspace", workspace.heads, device, (torch.float32,), workspace.rows * heads * DIM)
+    check(op, "workspace", workspace.arrived, device, (torch.int32,), weights.key_heads)
+    found = addresses(x=x, x_norm=norm.weight, write=write, decay=decay)
+    return found | addresses(heads=workspace.heads, arrived=workspace.arrived)
+
+
+def _checked_drafted(
+    op: str, drafted: Drafted, position: Tensor, weights: DeltaWeights, workspace: DeltaWorkspace
+) -> dict[str, int]:
+    """Addresses of what is kept of drafted tokens, after checks."""
+    (inputs, decay, beta), device = drafted, position.device
+    rows, heads = inputs.shape[0], weights.value_heads
+    check(op, "drafted inputs", inputs, device, (weights.taps.dtype,), rows * weights.channels)
+    check(op, "drafted decay", decay, device, (torch.float32,), rows * heads)
+    check(op, "drafted beta", beta, device, (torch.float32,), rows * heads)
+    check(op, "position", position, device, (torch.int64,), 1)
+    check(op, "workspace", workspace.first_drafted, device, (torch.int64,), 1)
+    found = addresses(drafted_inputs=inputs, drafted_decay=decay, drafted_beta=beta, row_rates=workspace.rates)
+    return found | addresses(position=position, first_drafted=workspace.first_drafted)
 
 
 def _checked(
@@ -160,6 +269,16 @@ def delta_decode_bytes(weights: DeltaWeights, hidden: int) -> int:
     """
     state, rows = 2 * 4 * weights.value_heads * DIM * DIM, 2 * 2 * weights.value_heads * hidden
     return state + rows + weights.channels * 2 * (2 * (TAPS - 1) + TAPS + 1) + weights.value_heads * (4 * DIM + 8)
+
+
+def delta_verify_bytes(weights: DeltaWeights, hidden: int, rows: int) -> int:
+    """Bytes that must move: those of `delta_decode`, and of the drafted tokens the operands, and what is kept of them.
+
+    As many drafted tokens are replayed as are kept anew.
+    """
+    kept = weights.channels * 2 + weights.value_heads * 8
+    token = weights.channels * 2 + weights.value_heads * 4 * DIM
+    return delta_decode_bytes(weights, hidden) + (rows - 1) * (token + 2 * kept)
 
 
 def delta_prefill(

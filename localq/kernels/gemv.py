@@ -37,6 +37,12 @@ def check_x(op: str, x: Tensor, weights: Sequence[Tensor]) -> None:
     check(op, "x", x, weights[0].device, HALF_TYPES, x.numel())
 
 
+def check_columns(op: str, x: Tensor, columns: int) -> None:
+    """x has as many columns as a matrix; raises ValueError."""
+    if columns != x.shape[1]:
+        raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {columns}")
+
+
 def prepare(
     op: str,
     x: Tensor,

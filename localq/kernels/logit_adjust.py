@@ -26,7 +26,7 @@ class AdjustmentState(Protocol):
     breakers   bool [vocab]          tokens that end a repetition
     penalties  f32  [longest + 1]    what a repetition of that length takes off
     matches    i32  [vocab]          zeros but between `dry_match` and `adjust`
-    mask       i32  [ceil(vocab/32)] bit i % 32 of word i // 32: token i is allowed
+    mask       i32  [ceil(vocab/32)] bit i % 32 of word i // 32: token i is allowed; of a step of one row
     dry, masked  host decisions: which of these are looked at
     """
 
@@ -41,14 +41,17 @@ class AdjustmentState(Protocol):
     breakers: Tensor
     penalties: Tensor
     matches: Tensor
-    mask: Tensor
+
+    @property
+    def mask(self) -> Tensor: ...
 
 
-def dry_match(state: AdjustmentState, token: Tensor) -> None:
+def dry_match(state: AdjustmentState, token: Tensor, *, diverged: Tensor | None = None) -> None:
     """Raise matches[t] to the length of the longest end of the history that stands earlier too and is followed by t.
 
     token i64 [1]: the last of the reply, where it has any; it goes to its place in the history, which the kernels that
-    choose do not write. Every token of the history is below vocab. The same bits every time. Bound by latency.
+    choose do not write. Every token of the history is below vocab. diverged i32 [1]: nothing is done where it is
+    nonzero. The same bits every time. Bound by latency.
     """
     op, device, vocab = "dry_match", state.history.device, state.breakers.numel()
     size, longest = state.history.numel(), state.penalties.numel() - 1
@@ -57,6 +60,8 @@ def dry_match(state: AdjustmentState, token: Tensor) -> None:
     check(op, "matches", state.matches, device, (torch.int32,), vocab)
     for name, one in (("prompt", state.prompt), ("step", state.step), ("window", state.window), ("token", token)):
         check(op, name, one, device, (torch.int64,), 1)
+    if diverged is not None:
+        check(op, "diverged", diverged, device, (torch.int32,), 1)
     check_cuda(op, "history", state.history)
     kernels.module().dry_match(
         history=state.history.data_ptr(),
@@ -68,17 +73,27 @@ def dry_match(state: AdjustmentState, token: Tensor) -> None:
         breakers=state.breakers.data_ptr(),
         longest=longest,
         matches=state.matches.data_ptr(),
+        diverged=0 if diverged is None else diverged.data_ptr(),
         **place(state.history),
     )
 
 
-def adjust(logits: Tensor, state: AdjustmentState, *, softcap: float = 0.0) -> None:
+def adjust(
+    logits: Tensor,
+    state: AdjustmentState,
+    *,
+    softcap: float = 0.0,
+    mask: Tensor | None = None,
+    diverged: Tensor | None = None,
+) -> None:
     """Make scores of logits f32 [vocab], in place: soft cap (as `sampling.sample`), repetition penalty, DRY, mask.
 
     DRY and the mask where the state says so; `matches` are zeros afterwards. Scores are within +-1e38, -FLT_MAX where
-    forbidden; what is not finite stays so. Bound by latency.
+    forbidden; what is not finite stays so. mask: instead of that of the state; diverged i32 [1]: nothing is done where
+    it is nonzero. Bound by latency.
     """
     op, device, vocab = "adjust", logits.device, logits.numel()
+    mask = state.mask if mask is None else mask
     check(op, "logits", logits, device, (torch.float32,), vocab)
     if not softcap >= 0:
         raise ValueError(f"{op}: softcap = {softcap}, must be 0 (off) or positive")
@@ -86,7 +101,9 @@ def adjust(logits: Tensor, state: AdjustmentState, *, softcap: float = 0.0) -> N
     check(op, "floats", state.floats, device, (torch.float64,), 5)
     check(op, "penalties", state.penalties, device, (torch.float32,), state.penalties.numel())
     check(op, "matches", state.matches, device, (torch.int32,), vocab)
-    check(op, "mask", state.mask, device, (torch.int32,), -(-vocab // 32))
+    check(op, "mask", mask, device, (torch.int32,), -(-vocab // 32))
+    if diverged is not None:
+        check(op, "diverged", diverged, device, (torch.int32,), 1)
     check_cuda(op, "logits", logits)
     kernels.module().adjust(
         logits=logits.data_ptr(),
@@ -96,7 +113,8 @@ def adjust(logits: Tensor, state: AdjustmentState, *, softcap: float = 0.0) -> N
         floats=state.floats.data_ptr(),
         penalties=state.penalties.data_ptr() if state.dry else 0,
         matches=state.matches.data_ptr(),
-        mask=state.mask.data_ptr() if state.masked else 0,
+        mask=mask.data_ptr() if state.masked else 0,
+        diverged=0 if diverged is None else diverged.data_ptr(),
         **place(logits),
     )
 

@@ -56,6 +56,9 @@ def sample(
     chosen: Tensor,
     token: Tensor,
     position: Tensor | None = None,
+    follows: bool = False,
+    draft: Tensor | None = None,
+    diverged: Tensor | None = None,
 ) -> None:
     """Choose from logits f32 [vocab]: the id, or -1 if a logit is not finite, goes to `chosen`, the id or 0 to `token`.
 
@@ -63,6 +66,9 @@ def sample(
     through `logit_adjust.adjust`, with the penalty. The token is marked as seen, step and position go up by one.
     `greedy`, `adjusted` and `xtc` of the state are host decisions; all other settings are read from the device when the
     kernels run, so one captured graph serves them all. The same bits every time. Bound by latency.
+
+    Of a row of a step: diverged i32 [1] becomes nonzero where the choice is not `draft` i64 [1], the token of the next
+    row, or there is none; a row that `follows` does nothing where it is nonzero.
     """
     op, device, vocab = "sample", logits.device, logits.numel()
     check(op, "logits", logits, device, (torch.float32,), vocab)
@@ -70,15 +76,13 @@ def sample(
         raise ValueError(f"{op}: logits has shape {tuple(logits.shape)}, must have 1 to {LARGEST_VOCAB} elements")
     if not softcap >= 0:
         raise ValueError(f"{op}: softcap = {softcap}, must be 0 (off) or positive")
-    check(op, "seen", state.seen, device, (torch.bool,), vocab)
-    check(op, "uniforms", state.uniforms, device, (torch.float64,), state.uniforms.numel())
-    check(op, "floats", state.floats, device, (torch.float64,), 5)
-    check(op, "workspace", state.workspace, device, (torch.int64,), workspace_elements(vocab))
-    check(op, "excludes", state.excludes, device, (torch.bool,), state.uniforms.numel())
+    _check_state(op, state, device, vocab)
     for name, one in (("step", state.step), ("top_k", state.top_k), ("chosen", chosen), ("token", token)):
         check(op, name, one, device, (torch.int64,), 1)
-    if position is not None:
-        check(op, "position", position, device, (torch.int64,), 1)
+    for name, given in (("position", position), ("draft", draft)):
+        if given is not None:
+            check(op, name, given, device, (torch.int64,), 1)
+    _check_diverged(op, diverged, device, follows)
     check_cuda(op, "logits", logits)
     kernels.module().sample(
         logits=logits.data_ptr(),
@@ -96,9 +100,27 @@ def sample(
         workspace=state.workspace.data_ptr(),
         excludes=state.excludes.data_ptr() if state.xtc else 0,
         adjusted=adjusted,
+        follows=follows,
+        draft=0 if draft is None else draft.data_ptr(),
+        diverged=0 if diverged is None else diverged.data_ptr(),
         greedy=greedy,
         **place(logits),
     )
+
+
+def _check_state(op: str, state: SamplingState, device: torch.device, vocab: int) -> None:
+    check(op, "seen", state.seen, device, (torch.bool,), vocab)
+    check(op, "uniforms", state.uniforms, device, (torch.float64,), state.uniforms.numel())
+    check(op, "floats", state.floats, device, (torch.float64,), 5)
+    check(op, "workspace", state.workspace, device, (torch.int64,), workspace_elements(vocab))
+    check(op, "excludes", state.excludes, device, (torch.bool,), state.uniforms.numel())
+
+
+def _check_diverged(op: str, diverged: Tensor | None, device: torch.device, follows: bool) -> None:
+    if diverged is not None:
+        check(op, "diverged", diverged, device, (torch.int32,), 1)
+    elif follows:
+        raise ValueError(f"{op}: diverged is None, must be given for a row that follows another")
 
 
 def sample_bytes(vocab: int) -> int:

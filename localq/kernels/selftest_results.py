@@ -82,9 +82,7 @@ def remember(place: Place, verdict: SelftestResult) -> str:
         _write(file, kept)
     except OSError as error:
         why = error.strerror or str(error)
-        return (
-            f"the result of the kernel self-test cannot be saved in {file} ({why}), so the self-test runs at every load"
-        )
+        return f"the kernel self-test will run on every load because its result cannot be saved in {file} ({why})"
     return ""
 
 

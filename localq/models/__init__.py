@@ -1,9 +1,9 @@
 """Architectures: one module per family, which exports `Config`, `Model` and `rename`; `architecture` finds it.
 
-`decoder.py` is the decoder that families vary; its parts are in `attention.py`, `gated_delta_net.py`, `layers.py`,
-`rope.py`, `experts.py` and `mixtures.py`, its facts in `config.py`; `unstacked_experts.py` serves the quantizer. Not
-here: checkpoints and formats (`engine/load`, `formats`), the torch-free traits of a model type
-(`files/model_types.py`). Called by the engine, `quantize` and `bench`. Open `llama.py`, then `decoder.py`.
+`decoder.py` is the decoder that families vary; its parts are in `attention.py`, `gated_delta_net.py`, `mamba2.py`,
+`recurrent.py`, `layers.py`, `rope.py`, `experts.py` and `mixtures.py`, its facts in `config.py`; `unstacked_experts.py`
+serves the quantizer. Not here: checkpoints and formats (`engine/load`, `formats`), the torch-free traits of a model
+type (`files/model_types.py`). Called by the engine, `quantize` and `bench`. Open `llama.py`, then `decoder.py`.
 """
 
 from __future__ import annotations
@@ -13,29 +13,53 @@ from typing import Any
 
 from localq.errors import LocalqError
 from localq.models import (
+    cohere2_moe,
+    exaone4,
     gemma2,
     gemma3,
+    gemma4,
     gpt_oss,
+    granite,
+    granitemoehybrid,
+    laguna,
+    lfm2,
+    lfm2_moe,
     llama,
     ministral3,
     mistral,
     mistral3,
     mixtral,
     muse_glimmer,
+    nemotron_h,
+    olmo2,
+    olmo3,
     phi3,
     qwen2,
     qwen3,
     qwen3_5,
     qwen3_5_moe,
     qwen3_moe,
+    qwen3_vl,
+    seed_oss,
     smollm3,
 )
 
 ARCHITECTURES: dict[str, ModuleType] = {
+    "cohere2_moe": cohere2_moe,
+    "exaone4": exaone4,
     "gemma2": gemma2,
     "gemma3": gemma3,
     "gemma3_text": gemma3,
+    "gemma4": gemma4,
+    "gemma4_text": gemma4,
+    "gemma4_unified": gemma4,
+    "gemma4_unified_text": gemma4,
     "gpt_oss": gpt_oss,
+    "granite": granite,
+    "lfm2": lfm2,
+    "lfm2_moe": lfm2_moe,
+    "granitemoehybrid": granitemoehybrid,
+    "laguna": laguna,
     "llama": llama,
     "ministral3": ministral3,
     "mistral": mistral,
@@ -43,6 +67,9 @@ ARCHITECTURES: dict[str, ModuleType] = {
     "mixtral": mixtral,
     "muse_glimmer": muse_glimmer,
     "muse_glimmer_text": muse_glimmer,
+    "olmo2": olmo2,
+    "olmo3": olmo3,
+    "nemotron_h": nemotron_h,
     "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
@@ -51,6 +78,9 @@ ARCHITECTURES: dict[str, ModuleType] = {
     "qwen3_5_moe_text": qwen3_5_moe,
     "qwen3_5_text": qwen3_5,
     "qwen3_moe": qwen3_moe,
+    "qwen3_vl": qwen3_vl,
+    "qwen3_vl_text": qwen3_vl,
+    "seed_oss": seed_oss,
     "smollm3": smollm3,
 }
 

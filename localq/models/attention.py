@@ -71,6 +71,7 @@ class Pass:
     rotary   per kind of `Decoder.ropes`: cos and sin, each [T, 1, rotary_dim]
     spans    per window size
     query_scales   [T, 1, 1], multiply the queries; None: by one
+    layer_inputs   [T, layers, width], what blocks add to the stream behind their MLP; None: nothing
     """
 
     positions: Tensor
@@ -79,6 +80,7 @@ class Pass:
     rotary: list[tuple[Tensor, Tensor]]
     spans: dict[int, Span]
     query_scales: Tensor | None = None
+    layer_inputs: Tensor | None = None
 
 
 class Projected(NamedTuple):
@@ -99,16 +101,18 @@ class Attention(nn.Module):
     gate_in_q  `q_proj` has, for every head, the rows of q and then those of its gate
     is_gated   a gate multiplies what the heads gather, so that a rotation of the values cannot be undone behind it
     output     the name of the linear that is added to the stream
+    no_kernel  why no kernel computes it in a decode step; empty where one does
     """
 
     gate_in_q = False
     is_gated = False
     output = "o_proj"
+    no_kernel = ""
 
     def __init__(self, config: DecoderConfig, layer: int, norm: type[RMSNorm]) -> None:
         super().__init__()
         self.layer = layer
-        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.heads, (self.kv_heads, self.head_dim) = config.heads, config.heads_of(layer)
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
         self.window = config.windows[layer]
         rope = config.ropes[layer]
@@ -116,13 +120,13 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(config.heads)) if config.sinks else None
         self.qk_norm = config.qk_norm
         if config.qk_norm:
-            self.q_norm = norm(config.head_dim, config.eps)
-            self.k_norm = norm(config.head_dim, config.eps)
+            self.q_norm = norm(self.head_dim, config.eps)
+            self.k_norm = norm(self.head_dim, config.eps)
         self.add_projections(config)
 
     def add_projections(self, config: DecoderConfig) -> None:
         """Create the linears of this layer."""
-        query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        query_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.q_proj = Linear(config.hidden, query_width, bias=config.qkv_bias)
         self.k_proj = Linear(config.hidden, kv_width, bias=config.qkv_bias)
         self.v_proj = Linear(config.hidden, kv_width, bias=config.qkv_bias)
@@ -136,9 +140,17 @@ class Attention(nn.Module):
         """Return the one of `inputs` that gives a gate, if it gives nothing else."""
         return None
 
+    def wide_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
+        """Return the norms of q and of k over all heads together, if the family has these; `project` applies them."""
+        return None
+
     def project(self, x: Tensor) -> Projected:
         """x [T, hidden] -> q, k, v, and a gate where the family has one."""
         return Projected(self.q_proj(x), self.k_proj(x), self.v_proj(x))
+
+    def joined(self, q: Tensor, k: Tensor) -> Tensor:
+        """q [T, heads, head_dim], k [T, kv_heads, head_dim] -> all heads, in the order of columns that `rotate` has."""
+        return torch.cat((q, k), 1)
 
     def forward(self, x: Tensor, step: Pass) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
@@ -148,19 +160,22 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope_kind is not None:
-            turned = rotate(torch.cat((q, k), 1), *step.rotary[self.rope_kind])  # one pass over both
+            turned = rotate(self.joined(q, k), *step.rotary[self.rope_kind])  # one pass over both
             q, k = turned[:, : self.heads], turned[:, self.heads :]
         if step.query_scales is not None:
             q = q * step.query_scales
         v = v.view(tokens, self.kv_heads, self.head_dim)
-        keys, values = step.cache.update(self.layer, k, v, step.positions, step.live)
-        span = step.spans[self.window]
-        keys, values = keys[:, span.first : span.stop], values[:, span.first : span.stop]
-        attended = attend(q, keys, values, span, self.scale, self.softcap, self.sinks)
+        attended = self.attend(q, *step.cache.update(self.layer, k, v, step.positions, step.live), step)
         if gate is not None:
             attended = attended * torch.sigmoid(gate.reshape(attended.shape))
         projected: Tensor = self.o_proj(attended)
         return projected
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """q [T, heads, head_dim], keys and values [kv_heads, slots, head_dim] -> [T, heads * head_dim]."""
+        span = step.spans[self.window]
+        keys, values = keys[:, span.first : span.stop], values[:, span.first : span.stop]
+        return attend(q, keys, values, span, self.scale, self.softcap, self.sinks)
 
 
 def attend(

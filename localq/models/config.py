@@ -43,6 +43,27 @@ LIMITS = {  # far above any published model; a config beyond them is damaged or 
     "linear_key_head_dim": 1024,
     "linear_value_head_dim": 1024,
     "linear_conv_kernel_dim": 64,
+    "num_kv_shared_layers": 256,
+    "hidden_size_per_layer_input": 2**12,
+    "vocab_size_per_layer_input": 2**20,
+    "top_k_experts": 4096,
+    "conv_L_cache": 64,
+    "n_routed_experts": 4096,
+    "n_group": 4096,
+    "topk_group": 4096,
+    "moe_shared_expert_intermediate_size": 2**20,
+    "mamba_num_heads": 1024,
+    "mamba_head_dim": 1024,
+    "n_groups": 1024,
+    "ssm_state_size": 1024,
+    "conv_kernel": 64,
+    "shared_intermediate_size": 2**20,
+    "mamba_n_heads": 1024,
+    "mamba_n_groups": 1024,
+    "mamba_d_head": 1024,
+    "mamba_d_state": 1024,
+    "mamba_d_conv": 64,
+    "mamba_expand": 64,
 }
 UNSUPPORTED = (  # known features of other models; true or set means that this model needs one
     "use_bidirectional_attention",
@@ -63,6 +84,7 @@ class DecoderConfig:
     """The facts of a decoder.
 
     head_dim            of queries, keys and values; heads * head_dim need not be hidden
+    layer_heads         (KV heads, head_dim) per layer, where layers differ; () = as above in all
     eps                 of every norm
     tied                the embedding is also the head
     activation          a key of `layers.ACTIVATIONS`
@@ -105,6 +127,15 @@ class DecoderConfig:
     experts: int = 0
     experts_active: int = 0
     expert_width: int = 0
+    layer_heads: tuple[tuple[int, int], ...] = ()
+
+    def heads_of(self, layer: int) -> tuple[int, int]:
+        """Return (KV heads, head_dim) of a layer."""
+        return self.layer_heads[layer] if self.layer_heads else (self.kv_heads, self.head_dim)
+
+    def width_of(self, layer: int) -> int:
+        """Return the width of the MLP of a layer."""
+        return self.intermediate
 
     @property
     def rope_kinds(self) -> tuple[Rope, ...]:
@@ -158,7 +189,7 @@ def malformed_error(key: str, why: str) -> LocalqError:
 def unsupported_error(key: str, value: object) -> LocalqError:
     """Return the error for a value of a feature that localq does not support."""
     why = f"localq does not support the value {repr(value)[:MAX_CHARACTERS]}"
-    step = f"{gpus.fit_command()} lists the models that will run."
+    step = f"To list the models that localq can run on this machine, run {gpus.fit_command()}."
     return LocalqError(f"config.json: {key}", why, step, ExitCode.FAILURE)
 
 
@@ -266,8 +297,15 @@ def read_rope(config: dict[str, Any], parameters: dict[str, Any], head_dim: int)
     if not isinstance(kind, str) or kind not in FREQUENCIES:
         raise unsupported_error("rope_type", kind)
     rotary_dim = int(head_dim * number(parameters, "partial_rotary_factor", 1.0, high=1.0))
+    if kind == "proportional":
+        turning, rotary_dim = 2 * (rotary_dim // 2), head_dim
+        factor = number(parameters, "factor", 1.0)
+        return Rope(kind, number(parameters, "rope_theta", low=1.0), rotary_dim, factor, turning=turning)
     if rotary_dim < 2 or rotary_dim % 2:
-        raise malformed_error("partial_rotary_factor", f"{rotary_dim} of {head_dim} columns cannot be rotated in pairs")
+        raise malformed_error(
+            "partial_rotary_factor",
+            f"results in {rotary_dim} rotary dimensions; the number must be even and at least 2",
+        )
     rope = Rope(kind, number(parameters, "rope_theta", low=1.0), rotary_dim)
     if kind == "default":
         return rope

@@ -6,10 +6,12 @@ gives, and linears replaced where the checkpoint is quantized; then `make_tables
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from localq.files.layer_caches import KeysAndValues, LayerCache
 from localq.models.attention import Attention, Pass, host_start, visible
@@ -17,13 +19,15 @@ from localq.models.config import DecoderConfig
 from localq.models.layers import Cache, GatedMLP, Linear, RMSNorm, product
 from localq.models.rope import LengthSwitch, query_scales
 
+Tap = Callable[[Tensor, Tensor], None]
+
 
 class Norms(NamedTuple):
     """The norms of a block by place: of what attention and the MLP read, and of what they add to the residual."""
 
-    before_attention: RMSNorm
+    before_attention: RMSNorm | None
     after_attention: RMSNorm | None
-    before_mlp: RMSNorm
+    before_mlp: RMSNorm | None
     after_mlp: RMSNorm | None
 
 
@@ -51,7 +55,7 @@ class Block(nn.Module):
 
     def add_mlp(self, config: DecoderConfig, layer: int) -> None:
         """Create the MLP of this `layer`."""
-        self.mlp = self.mlp_class(config.hidden, config.intermediate, config.activation, config.mlp_bias)
+        self.mlp = self.mlp_class(config.hidden, config.width_of(layer), config.activation, config.mlp_bias)
 
     def norms(self) -> Norms:
         """Return the norms before attention and before the MLP."""
@@ -61,7 +65,11 @@ class Block(nn.Module):
         """x [T, hidden] -> [T, hidden]."""
         x = x + self.mixer()(self.input_layernorm(x), step)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        return self.block_output(out, step.layer_inputs)
+
+    def block_output(self, x: Tensor, layer_inputs: Tensor | None = None) -> Tensor:
+        """x [T, hidden], the stream after the MLP -> what the block returns; layer_inputs: of the pass."""
+        return x
 
 
 class Decoder(nn.Module):
@@ -70,11 +78,14 @@ class Decoder(nn.Module):
     A tied model has no `lm_head` parameter (`self.lm_head` is None, and the embedding is the head); a head put there
     later, quantized say, is used. `redundant` names checkpoint tensors that such a model leaves unread, and
     `transposed` parameters that files hold, where they are not quantized, with their last two dimensions exchanged,
-    `in_f32` those that are f32 whatever the dtype of the model.
+    `in_f32` those that are f32 whatever the dtype of the model. `tap` is given the positions of a pass, int64 [T], and
+    what the last norm gives there, [T, hidden].
     """
 
     block_class: type[Block] = Block
     embed_scale: float = 1.0  # multiplies the rows of the embedding
+    no_calibration = ""  # why a text cannot pass through one layer at a time; empty where it can
+    no_kernel = ""  # why no kernels compute a decode step; empty where they may
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -93,11 +104,12 @@ class Decoder(nn.Module):
         self.length_switches: dict[int, LengthSwitch] = {}  # index in `rotary_tables` -> its switch
         self.query_scales: Tensor | None = None  # [context]
         self.slots = torch.empty(0, dtype=torch.int64)
+        self.tap: Tap | None = None
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
         """Return what each layer keeps of a text, as `Architecture.layer_caches`."""
-        config = self.config
-        return tuple(KeysAndValues(config.kv_heads, config.head_dim, window) for window in config.windows)
+        windows = enumerate(self.config.windows)
+        return tuple(KeysAndValues(*self.config.heads_of(layer), window) for layer, window in windows)
 
     def make_tables(self, context: int, device: torch.device | str) -> None:
         """Make the lookup tables of passes on `device`, for positions below `context`; call once, after the weights.
@@ -163,15 +175,11 @@ class Decoder(nn.Module):
 
     def rows_of(self, ids: Tensor) -> Tensor:
         """ids int64 [T] -> rows of the table [T, hidden], which may lie in pinned host memory."""
-        table = self.embed_tokens.weight
-        if table.device == ids.device:
-            embedded: Tensor = self.embed_tokens(ids)
-            return embedded
-        if table.dtype != torch.float32 and table.shape[1] % 8 == 0:
-            from localq.kernels import embed  # the compiled part: loaded where there is a GPU, for start-up cost
+        return table_rows(self.embed_tokens.weight, ids)
 
-            return embed.embed(ids, table.detach())
-        return table[ids.cpu()].to(ids.device)  # waits for the device
+    def layer_inputs(self, ids: Tensor, x: Tensor) -> Tensor | None:
+        """ids int64 [T], x [T, hidden] of `embed` -> `Pass.layer_inputs`; None where the family has none."""
+        return None
 
     def forward(self, ids: Tensor, positions: Tensor, cache: Cache, live: int, last_only: bool = True) -> Tensor:
         """ids, positions int64 [T] -> logits f32 [1, vocab] of the last token, or [T, vocab].
@@ -182,9 +190,15 @@ class Decoder(nn.Module):
         """
         step = self.begin(positions, cache, live)
         x = self.embed(ids)
+        step.layer_inputs = self.layer_inputs(ids, x)
         for block in self.layers:
             x = block(x, step)
-        x = self.norm(x[-1:] if last_only else x)
+        if self.tap is None:
+            x = self.norm(x[-1:] if last_only else x)
+        else:
+            x = self.norm(x)
+            self.tap(positions, x)
+            x = x[-1:] if last_only else x
         head = self.lm_head
         logits: Tensor = (product(x, self.embed_tokens.weight) if head is None else head(x)).float()
         cap = self.config.final_softcap
@@ -205,3 +219,14 @@ class Decoder(nn.Module):
             spans[window] = visible(shifted, begun, self.slots, slots, window, dtype)
         scales = None if self.query_scales is None else self.query_scales.index_select(0, positions).view(-1, 1, 1)
         return Pass(positions, live, cache, rotary, spans, scales)
+
+
+def table_rows(table: Tensor, ids: Tensor) -> Tensor:
+    """ids int64 [T] -> rows of `table` [rows, width], which may lie in pinned host memory."""
+    if table.device == ids.device:
+        return F.embedding(ids, table)
+    if table.dtype != torch.float32 and table.shape[1] % 8 == 0:
+        from localq.kernels import embed  # the compiled part: loaded where there is a GPU, for start-up cost
+
+        return embed.embed(ids, table.detach())
+    return table[ids.cpu()].to(ids.device)  # waits for the device

@@ -10,6 +10,8 @@ q, k and v pass a short causal convolution first, whose last inputs are part of 
 written above; more go in chunks, which turn the recurrence within a chunk into products of matrices (section 3.3 of
 the paper, the WY form), some heads at a time, so that what lies in memory beside x does not grow with the heads.
 On a GPU in 16 bit, passes of many tokens go through kernels instead (`kernels.delta_net.delta_prefill`).
+
+Drafted tokens go one by one from a copy of the state (`recurrent`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from localq.kernels import delta_net
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.delta_net import DeltaWeights
 from localq.models.attention import Pass
-from localq.models.layers import LayerState, Linear, PlainLinear, RMSNorm
+from localq.models.layers import DraftedInputs, LayerState, Linear, PlainLinear, RMSNorm
+from localq.models.recurrent import RecurrentLayer, ShortConvolution
 
 EPSILON = 1e-6  # beside the squared length of q and k
 
@@ -56,7 +59,7 @@ class DeltaShape:
 
     @property
     def cache(self) -> RecurrentState:
-        """What a layer keeps of a text."""
+        """The cache of one layer."""
         return RecurrentState(self.value_heads, self.key_dim, self.value_dim, self.channels, self.kernel - 1)
 
     def group_heads(self, tokens: int) -> int:
@@ -69,31 +72,8 @@ class DeltaShape:
         return delta_net.why_not(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.kernel)
 
 
-class ShortConvolution(nn.Module):
-    """A causal convolution of every channel by itself, and silu."""
-
-    def __init__(self, channels: int, kernel: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, 1, kernel))
-
-    def forward(self, inputs: Tensor, channels: slice) -> Tensor:
-        """inputs [kernel - 1 + T, C], of which the first were seen before -> [T, the `channels`]."""
-        taps, inputs = self.weight[channels, 0].float(), inputs[:, channels]
-        tokens = inputs.shape[0] - taps.shape[1] + 1
-        total = inputs[:tokens].float() * taps[:, 0]
-        for tap in range(1, taps.shape[1]):
-            total.addcmul_(inputs[tap : tap + tokens].float(), taps[:, tap])
-        return F.silu(total.to(inputs.dtype))
-
-
-class GatedDeltaNet(nn.Module):
-    """A layer with such heads: x -> o of every head, normed, times silu(z), and projected.
-
-    `is_gated` and `output` as of `Attention`.
-    """
-
-    is_gated = True
-    output = "out_proj"
+class GatedDeltaNet(RecurrentLayer):
+    """A layer with such heads: x -> o of every head, normed, times silu(z), and projected."""
 
     def __init__(self, shape: DeltaShape, hidden: int, layer: int, eps: float) -> None:
         super().__init__()
@@ -114,12 +94,12 @@ class GatedDeltaNet(nn.Module):
         return self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
 
     def forward(self, x: Tensor, step: Pass) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the state of this layer moves on by T tokens."""
-        state = step.cache.state(self.layer)
-        if x.shape[0] > 1 and self.has_kernel(x):
+        """x [T, hidden] -> [T, hidden]; the state of this layer moves on by the tokens that are not drafted."""
+        state, drafted = step.cache.state(self.layer), step.cache.drafted(self.layer)
+        if x.shape[0] > 1 and drafted is None and self.has_kernel(x):
             gated = self.prefill(x, state)
         else:
-            read = self.read(x, state)
+            read = self.read(x, state) if drafted is None else self.verify(x, state, drafted)
             gate = F.silu(self.in_proj_z(x).view(read.shape).float())
             gated = (self.norm(read) * gate).to(x.dtype).view(x.shape[0], -1)
         projected: Tensor = self.out_proj(gated)
@@ -147,10 +127,20 @@ class GatedDeltaNet(nn.Module):
 
     def read(self, x: Tensor, state: LayerState) -> Tensor:
         """x [T, hidden] -> o [T, value heads, V] in the dtype of x; `state` is changed in place."""
-        shape, (decay, beta) = self.shape, self.rates(x)
-        inputs = torch.cat((state.columns.T, self.in_proj_qkv(x)))
-        tokens, shared = x.shape[0], shape.value_heads // shape.key_heads
-        out = x.new_empty(tokens, shape.value_heads, shape.value_dim)
+        inputs, (decay, beta) = torch.cat((state.columns.T, self.in_proj_qkv(x))), self.rates(x)
+        return self.advance(inputs, decay, beta, state)
+
+    def verify(self, x: Tensor, state: LayerState, drafted: DraftedInputs) -> Tensor:
+        """As `read`, but `state` moves on by the first token alone; the inputs of the others go into `drafted`."""
+        rows = (x[row : row + 1] for row in range(x.shape[0]))
+        rates = zip(*map(self.rates, rows), strict=True)  # several rows at once may round otherwise
+        return self.look_ahead(DraftedInputs(self.in_proj_qkv(x), *map(torch.cat, rates)), state, drafted)
+
+    def advance(self, inputs: Tensor, decay: Tensor, beta: Tensor, state: LayerState) -> Tensor:
+        """As `read`; inputs of the convolution [columns + T, C], decay and beta as of `rates`."""
+        shape, tokens = self.shape, decay.shape[0]
+        shared = shape.value_heads // shape.key_heads
+        out = inputs.new_empty(tokens, shape.value_heads, shape.value_dim)
         count = shape.key_heads if tokens == 1 else shape.group_heads(tokens)
         for first in range(0, shape.key_heads, count):
             last = min(first + count, shape.key_heads)

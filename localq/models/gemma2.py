@@ -13,7 +13,7 @@ from localq.models import llama
 from localq.models.attention import Pass
 from localq.models.config import DecoderConfig, flag, integer, number, read_activation, read_windows
 from localq.models.decoder import Block, Decoder, Norms
-from localq.models.layers import OffsetRMSNorm
+from localq.models.layers import OffsetRMSNorm, RMSNorm
 
 rename = llama.rename
 DEFAULTS = {"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "query_pre_attn_scalar": 256}
@@ -57,7 +57,7 @@ def _optional(config: dict[str, Any], key: str) -> float:
 class SandwichBlock(Block):
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
 
-    norm_class = OffsetRMSNorm
+    norm_class: type[RMSNorm] = OffsetRMSNorm
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -77,13 +77,13 @@ class SandwichBlock(Block):
         """x [T, hidden] -> [T, hidden]."""
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), step))
         out: Tensor = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        return out
+        return self.block_output(out, step.layer_inputs)
 
 
 class Model(Decoder):
     """Scales the embedding by sqrt(hidden), rounded to the dtype of the weights."""
 
-    block_class = SandwichBlock
+    block_class: type[Block] = SandwichBlock
 
     def make_tables(self, context: int, device: torch.device | str) -> None:
         """As `Decoder.make_tables`, and the rounded scale."""

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class LayerState(NamedTuple):
     """The state of a recurrent layer, which a pass changes in place.
 
-    matrix    f32 [heads, key_dim, value_dim]
+    matrix    f32 [heads, key_dim, value_dim]; of a short convolution without any element
     columns   [channels, columns] in the dtype of the model: the last inputs of the causal convolution, oldest first
     """
 
@@ -35,10 +35,42 @@ class LayerState(NamedTuple):
     columns: Tensor
 
 
+class DraftedInputs(NamedTuple):
+    """The inputs of the drafted tokens of a step in a recurrent layer, a row each, until some are accepted.
+
+    inputs   [rows, channels] in the dtype of the model: of the causal convolution
+    decay    f32 [rows, heads]: the logarithm of what stays of the matrix
+    beta     f32 [rows, heads]
+    """
+
+    inputs: Tensor
+    decay: Tensor
+    beta: Tensor
+
+
 def empty_state(kept: RecurrentState, dtype: torch.dtype, device: torch.device | str) -> LayerState:
     """Return the state of a recurrent layer at the start of a text: zeros."""
     matrix = torch.zeros(kept.heads, kept.key_dim, kept.value_dim, dtype=torch.float32, device=device)
     return LayerState(matrix, torch.zeros(kept.channels, kept.columns, dtype=dtype, device=device))
+
+
+class RecurrentMixer(nn.Module):
+    """A layer that mixes tokens by a state, which the cache keeps: (x [T, hidden], step) -> [T, hidden].
+
+    `is_gated` and `output` as of `Attention`.
+    """
+
+    is_gated = True
+    output = "out_proj"
+    out_proj: Linear
+
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """Return the linears that read x."""
+        raise NotImplementedError
+
+    def replay(self, drafted: DraftedInputs, count: int, state: LayerState) -> None:
+        """Move `state` on by the first `count` drafted tokens."""
+        raise NotImplementedError
 
 
 class Cache(Protocol):
@@ -52,6 +84,10 @@ class Cache(Protocol):
         """
         ...
 
+    def read(self, layer: int, live: int) -> tuple[Tensor, Tensor]:
+        """Return what `update` returned for the layer whose keys and values this one shares, in the same pass."""
+        ...
+
     def view(self, window: int, live: int) -> tuple[int, int]:
         """Return what the slots of layers with `window` are, in a pass that looks at positions below `live`.
 
@@ -61,6 +97,13 @@ class Cache(Protocol):
 
     def state(self, layer: int) -> LayerState:
         """Return the state of a recurrent layer after the positions seen so far; zeros at the start of a text."""
+        ...
+
+    def drafted(self, layer: int) -> DraftedInputs | None:
+        """Where a recurrent layer keeps the inputs of drafted tokens; None in a pass that has none.
+
+        In a pass with drafts, all tokens but the first are drafted, and the state moves on by the first alone.
+        """
         ...
 
 
@@ -142,6 +185,18 @@ class WideRMSNorm(RMSNorm):
         return self.scale
 
 
+class ScaledRMSNorm(WideRMSNorm):
+    """constant * weight * x / rms(x), all in f32 and rounded last."""
+
+    def __init__(self, width: int, eps: float, constant: float) -> None:
+        super().__init__(width, eps)
+        self.constant = constant
+
+    def finish(self) -> None:
+        """Keep the product in f32, to compute it only once."""
+        self.scale = self.constant * self.weight.detach().float()
+
+
 class OffsetRMSNorm(WideRMSNorm):
     """(1 + weight) * x / rms(x), all in f32 and rounded last (gemma's order of rounding)."""
 
@@ -178,6 +233,25 @@ class ConstantRMSNorm(RMSNorm):
     def factor(self) -> Tensor:
         """`constant`, f32 [width]."""
         return self.scale
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2; x is written over."""
+    return x.relu_().square_()
+
+
+class PlainMLP(nn.Module):
+    """down(relu(up(x))^2)."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.up_proj = Linear(hidden, intermediate, bias=False)
+        self.down_proj = Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        projected: Tensor = self.down_proj(squared_relu(self.up_proj(x)))
+        return projected
 
 
 class GatedMLP(nn.Module):

@@ -29,7 +29,7 @@ from localq.models.config import (
 )
 from localq.models.decoder import Block, Decoder
 from localq.models.gemma2 import SandwichBlock
-from localq.models.layers import ConstantRMSNorm, Linear, RMSNorm, WideRMSNorm
+from localq.models.layers import ConstantRMSNorm, Linear, RMSNorm, ScaledRMSNorm
 
 rename = gemma3.rename  # the wrappers name their parts alike
 CYCLE = 4  # layers, counted from the last one, which has no window
@@ -128,18 +128,6 @@ class GatedBlock(SandwichBlock):
         assert isinstance(config, Config)
         for norm in (self.post_attention_layernorm, self.post_feedforward_layernorm):
             norm.eps = config.post_eps
-
-
-class ScaledRMSNorm(WideRMSNorm):
-    """constant * weight * x / rms(x), all in f32 and rounded last."""
-
-    def __init__(self, width: int, eps: float, constant: float) -> None:
-        super().__init__(width, eps)
-        self.constant = constant
-
-    def finish(self) -> None:
-        """Keep the product in f32, to compute it only once."""
-        self.scale = self.constant * self.weight.detach().float()
 
 
 class Model(Decoder):

@@ -17,7 +17,7 @@ from localq.files.extra_tensors import is_beside_text
 from localq.files.layer_caches import KeysAndValues, LayerCache
 from localq.files.model_types import MODEL_TYPES, text_part
 from localq.models import qwen3_moe
-from localq.models.attention import Attention, Projected
+from localq.models.attention import Attention, Pass, Projected
 from localq.models.config import (
     DecoderConfig,
     flag,
@@ -30,6 +30,7 @@ from localq.models.decoder import Decoder
 from localq.models.gated_delta_net import DeltaShape, GatedDeltaNet
 from localq.models.layers import Linear, OffsetRMSNorm
 from localq.models.mixtures import MixtureBlock, MixtureConfig
+from localq.models.rope import rotate
 
 NO_DELTA = DeltaShape(0, 0, 0, 0, 0)
 RECURRENT = {"linear_attention": True, "full_attention": False}  # the supported layer types
@@ -60,7 +61,7 @@ class Config(MixtureConfig):
         for key, values in FIXED.items():
             if config.get(key) is not None and config[key] not in values:
                 raise unsupported_error(key, config[key])
-        config = {**config, **{key: _one_axis(section(config, key)) for key in ROPE_KEYS}}
+        config = {**config, **{key: one_axis(section(config, key)) for key in ROPE_KEYS}}
         base, bias = cls.read(config, theta=10_000.0), flag(config, "attention_bias")
         if base.activation != "silu":  # the one of the convolutions, too
             raise unsupported_error("hidden_act", base.activation)
@@ -81,13 +82,13 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
     return {**MODEL_TYPES[model_type].defaults, **stated}
 
 
-def _one_axis(parameters: dict[str, Any]) -> dict[str, Any]:
+def one_axis(parameters: dict[str, Any]) -> dict[str, Any]:
     """Drop how pairs are divided among three axes of positions: those of a text are equal."""
     sections = parameters.get("mrope_section")
     if sections is not None and not (
         isinstance(sections, list) and len(sections) == 3 and all(type(each) is int and each >= 0 for each in sections)
     ):
-        raise malformed_error("mrope_section", f"{sections!r} is not a list of three pair counts")
+        raise malformed_error("mrope_section", f"{sections!r} is not a list of three non-negative integers")
     return {key: value for key, value in parameters.items() if key not in ("mrope_section", "mrope_interleaved")}
 
 
@@ -134,6 +135,15 @@ class GatedAttention(Attention):
         q, gate = self.q_proj(x).unflatten(-1, (self.heads, -1)).chunk(2, -1)
         return Projected(q, self.k_proj(x), self.v_proj(x), gate)
 
+    def remember(self, x: Tensor, step: Pass) -> None:
+        """x [T, hidden]: store the keys and values that `forward` stores, and do no more."""
+        k, v = (part.unflatten(-1, (self.kv_heads, self.head_dim)) for part in (self.k_proj(x), self.v_proj(x)))
+        if self.qk_norm:
+            k = self.k_norm(k)
+        if self.rope_kind is not None:
+            k = rotate(k, *step.rotary[self.rope_kind])
+        step.cache.update(self.layer, k, v, step.positions, step.live)
+
 
 class HybridBlock(MixtureBlock):
     """A block with a gated delta net or with attention."""
@@ -166,7 +176,7 @@ class Model(Decoder):
         self.in_f32 = frozenset(name for name, _ in self.named_parameters() if name.endswith(".A_log"))
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """What every layer keeps of a text."""
+        """The cache of each layer."""
         config = self.config
         assert isinstance(config, Config)
         grows, state = KeysAndValues(config.kv_heads, config.head_dim), config.delta.cache
@@ -174,5 +184,8 @@ class Model(Decoder):
 
 
 def rename(key: str) -> str | None:
-    """Checkpoint key -> parameter name; None = not ours (towers and drafts). Of experts as in `qwen3_moe.rename`."""
+    """Checkpoint key -> parameter name; None = not ours (towers, and what `qwen3_5_mtp` reads).
+
+    Of experts as in `qwen3_moe.rename`.
+    """
     return None if is_beside_text(key) else qwen3_moe.rename(_PREFIX.sub("", key))

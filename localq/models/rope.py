@@ -26,6 +26,8 @@ class Rope:
     attention_factor   multiplies cos and sin ("yarn", "longrope")
     low_frequency_factor, high_frequency_factor   borders of the blend of "llama3", in turns per original context
     beta_fast, beta_slow, truncate                borders of the blend of "yarn"
+    turning            columns that turn, of the first and of the second half as many ("proportional"); the others have
+                       an angle of 0
     short_factor, long_factor                     one divisor per frequency for "longrope" [rotary_dim / 2]
     """
 
@@ -40,6 +42,7 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    turning: int = 0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
 
@@ -139,6 +142,13 @@ def _linear(rope: Rope, length: int) -> Tensor:
     return _default(rope, length) / rope.factor
 
 
+def _proportional(rope: Rope, length: int) -> Tensor:
+    """Gemma 4: the exponents are those of the whole head, but only the first pairs turn."""
+    frequencies = _linear(rope, length)
+    frequencies[rope.turning // 2 :] = 0.0
+    return frequencies
+
+
 def _llama3(rope: Rope, length: int) -> Tensor:
     """Slow pairs (wavelength above original/low) are divided by the factor, fast ones kept, those between blended."""
     frequencies = _default(rope, length)
@@ -174,6 +184,7 @@ def _longrope(rope: Rope, length: int) -> Tensor:
 FREQUENCIES: dict[str, Callable[[Rope, int], Tensor]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -39,8 +39,10 @@ def checkpoint_bytes(settings: Settings) -> int | None:
     return 0 if settings.checkpoints in ("off", "0") else wording.parse_bytes(settings.checkpoints)
 
 
-def load_options(settings: Settings, name: str, *, force: bool = False, thinks: bool = False) -> LoadOptions:
-    """The options of a load from the settings; `thinks` as in `LoadOptions`.
+def load_options(
+    settings: Settings, name: str, *, force: bool = False, thinks: bool = False, drafts: bool = False
+) -> LoadOptions:
+    """The options of a load from the settings; `thinks` as in `LoadOptions`. drafts: replies may have some.
 
     Raises LocalqError (exit 2) for invalid sizes.
     """
@@ -57,4 +59,6 @@ def load_options(settings: Settings, name: str, *, force: bool = False, thinks: 
         force=force,
         thinks=thinks,
         checkpoint_bytes=checkpoint_bytes(settings),
+        draft_tokens=settings.draft_tokens if drafts else 0,
+        mtp=settings.draft if drafts and settings.takes_mtp else "",
     )

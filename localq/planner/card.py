@@ -133,7 +133,7 @@ def _elsewhere(card: Card | None, usual: Card | None, given: float | None) -> tu
     if given:
         return Machine.of(card, given), f"predicted for {given / 1e9:,.0f} GB/s, {BASIS}"
     if usual is None:
-        return None, "not predicted: no known card has this much memory; use --gpu or --bandwidth"
+        return None, "not predicted: no known card has this amount of memory; use --gpu or --bandwidth"
     other = "" if card else ". For another card, use --gpu"
     rate = f"{usual.read_bytes_per_s / 1e9:,.0f} GB/s"
     return Machine.of(usual), f"predicted for an {usual.name} ({rate}), {BASIS}{other}"

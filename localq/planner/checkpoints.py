@@ -35,7 +35,7 @@ def budget(one: int, wished: int | None, free_ram: int) -> int:
     if wished is None:
         return one * max(0, min(KEPT, max(LEAST, ENOUGH // one), free_ram // SHARE // one))
     if wished > max(free_ram, 0):
-        why = f"{human_bytes(wished)} of RAM is requested, but only {human_bytes(max(free_ram, 0))} is free"
-        step = f"Use less; one checkpoint of this model takes {human_bytes(one)}."
+        why = f"not enough free RAM: need {human_bytes(wished)}, have {human_bytes(max(free_ram, 0))}"
+        step = f"Use a smaller value; one checkpoint of this model takes {human_bytes(one)}."
         raise LocalqError("--checkpoints", why, step, ExitCode.DOES_NOT_FIT)
     return wished

@@ -6,7 +6,7 @@ from localq import gpus
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog, format_facts
 from localq.files.catalog import ModelEntry, Target
-from localq.planner import offers, room
+from localq.planner import draft_models, offers, room
 from localq.planner import plan as memory_plan
 from localq.planner.offers import Choice, Offer
 from localq.planner.placement import Wishes
@@ -31,8 +31,9 @@ def choose_target(name: str, format: str | None, settings: Settings, budget: Bud
     asked = format or (None if _is_bare(name, entry) else target.format)
     if format is not None and not _is_bare(name, entry) and format != target.format:
         raise usage_error("--format", f"{name} already specifies a format", "Use one or the other.")
+    wishes = wishes_of(settings)
     try:
-        choice = offers.choose(entry, budget, wishes_of(settings), asked)
+        choice = offers.choose(entry, budget, wishes, asked)
     except LocalqError:
         if format is not None:
             raise
@@ -41,8 +42,10 @@ def choose_target(name: str, format: str | None, settings: Settings, budget: Bud
 
 
 def wishes_of(settings: Settings) -> Wishes:
-    """The wishes in the settings; unset ones are left to the planner."""
-    return Wishes(settings.ctx, settings.kv_bits, settings.embed, settings.head)
+    """The wishes in the settings; unset ones are left to the planner. Raises LocalqError as `draft_models.shape`."""
+    draft = draft_models.shape(settings)
+    sizes = (settings.ctx, settings.kv_bits, settings.embed, settings.head, settings.draft_tokens)
+    return Wishes(*sizes, draft, settings.takes_mtp)
 
 
 def budget_here(settings: Settings) -> int | None:
@@ -71,7 +74,7 @@ def check_unlisted(target: Target, budget: Budget, settings: Settings, force: bo
     offer = uncatalogued.remote(target, settings.offline)
     reason = format_facts.why_unsupported(offer.arch, offer.format)
     if reason is not None:
-        step = "`localq fit --vram SIZE` lists the models that fit in SIZE of VRAM."
+        step = "To list the models that fit in that much VRAM, run `localq fit --vram SIZE`."
         raise LocalqError(target.name, reason, step, ExitCode.FAILURE)
     if refusal := too_large(offer, budget, settings):
         raise refusal

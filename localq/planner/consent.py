@@ -41,6 +41,15 @@ class OpenCost:
     alternative: str = ""
     why: str = ""
 
+    def plus(self, other: OpenCost) -> OpenCost:
+        """The cost of both."""
+        work_s = [each for each in (self.make_s, other.make_s) if each is not None]
+        return OpenCost(
+            f"{self.name} and {other.name}", f"{self.origin} and {other.origin}", self.download + other.download,
+            self.disk + other.disk, sum(work_s) if work_s else None, tuple(dict.fromkeys(self.folders + other.folders)),
+            self.alternative or other.alternative, self.why or other.why,
+        )  # fmt: skip
+
     @property
     def is_large(self) -> bool:
         """Whether it takes a question."""
@@ -84,12 +93,12 @@ class ConsentError(LocalqError):
 
 def declined(name: str) -> LocalqError:
     """The error where the user answered no."""
-    return LocalqError(name, "not started", "`localq ls` lists the models on this machine.", ExitCode.FAILURE)
+    return LocalqError(name, "not started", "To list the models on this machine, run `localq ls`.", ExitCode.FAILURE)
 
 
 def needs_yes(cost: OpenCost) -> LocalqError:
     """The error without a terminal (exit 2)."""
-    why = f"these weights are not published, so this would {cost.work}, but confirming that requires a terminal"
+    why = f"these weights are not published, so localq would {cost.work}; confirming this requires a terminal"
     return usage_error(cost.name, why, f"Add --yes{f', or use {cost.alternative}' if cost.alternative else ''}.")
 
 

@@ -31,12 +31,17 @@ def lines(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: Budget, 
     places = {"device": device, "host": "in RAM, one row read per token"}
     own = ", separate from the embedding" if arch.tied and plan.head != "16" else ""
     shared = ", shared with the embedding" if arch.tied and plan.head == "16" else ""
-    return [
+    found = [
         Line("embedding", places[plan.embed], reasons.why("embed", wishes.embed != "auto"), "--embed"),
         Line("head", HEAD_NAMES[plan.head] + own + shared, reasons.why("head", wishes.head != "auto"), "--head"),
         Line("KV cache", kv_bits.text(plan.kv_bits), reasons.why("kv_bits", wishes.kv_bits is not None), "--kv"),
         Line("context", f"{plan.ctx:,} tokens", _context(plan, wishes, arch, budget_bytes), "--ctx"),
     ]
+    if arch.input_width:
+        is_moved = plan.input_table == "host"
+        why = "saves memory; changes neither replies nor speed" if is_moved else "the default"
+        found.insert(1, Line("layer inputs", places[plan.input_table], why, "--embed"))
+    return found
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class _Reasons:
         """The context with the best value of `field`, or with nothing reduced if that is impossible."""
         for placement in (replace(self.plan.placement, **{field: best}), Placement()):  # type: ignore[arg-type]
             head = "auto" if placement.head == STORED else placement.head
-            wishes = Wishes(None, placement.kv_bits, placement.embed, head)
+            wishes = Wishes(None, placement.kv_bits, placement.embed, head, self.plan.rows - 1, self.plan.draft)
             try:
                 other = memory_plan.assess(
                     self.arch, self.plan.format, self.budget_bytes, wishes=wishes, scheme=self.scheme,
@@ -87,7 +92,7 @@ def _context(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: Budge
         wishes.kv_bits is None and plan.kv_bits != 16
     )
     if is_reduced and plan.ctx == memory_plan.comfortable_context(arch):
-        return "more would cost precision"
+        return "more needs lower precision"
     if not plan.fits:
         return "the minimum"
     return "the largest that fits"

@@ -89,7 +89,7 @@ def of_catalogue(format: str | None = None) -> list[Offer]:
     if not found:
         raise usage_error(
             "--format",
-            f"no model is available in the format {format!r}",
+            f"no model is available in {format} format",
             f"Formats: {', '.join(format_facts.FORMATS)}.",
         )
     return found

@@ -12,10 +12,13 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from localq.files import delta_memory, format_facts, layer_caches
-from localq.files.architecture import Architecture, Linears
-from localq.files.format_facts import Format
-from localq.files.layer_caches import KeysAndValues
+from localq.drafts import ROWS
+from localq.files import format_facts, layer_caches
+from localq.files.architecture import Architecture
+from localq.files.attention_shapes import AttentionShape
+from localq.files.layer_caches import KeysAndValues, LayerCache
+from localq.files.linears import Linears
+from localq.planner import recurrent_memory, slabs
 from localq.planner.placement import STORED, Placement
 
 MIB = 2**20
@@ -29,26 +32,29 @@ LAUNCH_BYTES = 8192  # per kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill processes the prompt in chunks of this size
 CPU_CHUNK = 128  # the same on the CPU: 0.16 s for SmolLM2-135M on two cores, so that Cancel reacts; 256 is 10 % faster
 SLIDES_ON_GPU = True  # whether windows slide there: where not, their layers keep every position
-PREFILL_SCRATCH = 256 * MIB  # limit of weights dequantized for prefill
+REPLAYS_ON_GPU = False  # whether steps with drafts go through recurrent layers there: their kernel has not run on one
+MTP_ON_GPU = False  # whether MTP blocks draft there: their steps have not run on one
+NO_MTP_ON_GPU = "MTP drafting is supported only on the CPU so far"
+INPUT_ROWS = 128  # tokens whose inputs of layers are computed at a time (`models.gemma4`)
 SPARE_BYTES = 32 * MIB  # unused parts of the allocator's blocks of 20 and 2 MiB
 # Without fused attention (soft cap): scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
 MULTIPROCESSORS = 192  # of the largest supported card
 MOST_SPLITS, CLUSTER = 64, 8  # attention: splits of the slots of a KV head (csrc/attention/decode.cu)
 # Bytes per entry of the vocabulary (seen, breakers, matches, index; the mask of one bit is separate), and fixed bytes.
-SAMPLER_BYTES, SAMPLER_FIXED = 14, 12_848
+SAMPLER_BYTES, SAMPLER_FIXED = 14, 13_092
 LOGITS_BYTES = 6  # per entry of the vocabulary: one row in 16 bit and in f32
 
 
 def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str, int]:
-    """Bytes of the weights: {"weights": of the blocks, "embedding": of the table, "head": 0 if tied}.
+    """Bytes of the weights: {"weights": of the blocks, "embedding": of tables, "head": 0 if tied}.
 
-    "weights" includes norms, biases and routers, which take 16 bit, as do embedding and head. `scheme` as in
-    `catalog.Source`.
+    "weights" includes norms, biases and routers, which take 16 bit or stay in f32; embedding and head take 16 bit.
+    `scheme` as in `catalog.Source`.
     """
     return {
-        "weights": _stored_bytes(arch, format, scheme) + 2 * arch.other_parameters,
-        "embedding": 2 * arch.embedding_parameters,
+        "weights": _stored_bytes(arch, format, scheme) + 2 * (arch.other_parameters + arch.wide_parameters),
+        "embedding": 2 * (arch.embedding_parameters + arch.input_table_parameters),
         "head": 2 * arch.head_parameters,
     }
 
@@ -107,30 +113,46 @@ def fixed_bytes(
     """
     if weights is None:
         weights = placed_weights(arch, format, scheme)
-    unplaced = _unplaced_bytes(arch, format, scheme, itemsize)
+    unplaced = _unplaced_bytes(arch, format, scheme, itemsize, placement.rows)
     users = [format_facts.of(format)] + [format_facts.of("nf4")] * (placement.head == "nf4")
     return {
         "weights": weights,
-        "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
+        "embedding": itemsize * _placed_tables(arch, placement),
         "head": head_bytes(arch, placement.head, itemsize),
         **unplaced,
         "tables": unplaced["tables"] + max(each.workspace(scheme) for each in users),
     }
 
 
+def host_tables(arch: Architecture, placement: Placement) -> int:
+    """Weights of the tables that are in host memory."""
+    return arch.embedding_parameters + arch.input_table_parameters - _placed_tables(arch, placement)
+
+
+def _placed_tables(arch: Architecture, placement: Placement) -> int:
+    """Weights of the tables that are on the device."""
+    tables = ((placement.embed, arch.embedding_parameters), (placement.input_table, arch.input_table_parameters))
+    return sum(count for place, count in tables if place == "device")
+
+
 @functools.lru_cache(maxsize=64)
-def _unplaced_bytes(arch: Architecture, format: str, scheme: str, itemsize: int) -> dict[str, int]:
+def _unplaced_bytes(arch: Architecture, format: str, scheme: str, itemsize: int, rows: int) -> dict[str, int]:
     """Those of `fixed_bytes` that are the same in every placement."""
     return {
-        "kv_cache": sum(count * layer_caches.state_bytes([kind], itemsize) for kind, count in arch.cache_kinds.items()),
+        "kv_cache": sum(count * _recurrent_bytes(kind, itemsize, rows) for kind, count in arch.cache_kinds.items()),
         "tables": _fixed_tables(arch, format, scheme),
         "scratch": _scratch(arch, format, itemsize),
-        "step_buffers": _step_buffers(arch, itemsize),
-        "attention_workspace": _attention_workspace(arch),
-        "sampler": SAMPLER_BYTES * arch.vocab + 4 * -(-arch.vocab // 32) + SAMPLER_FIXED,
+        "step_buffers": _step_buffers(arch, format, itemsize, rows),
+        "attention_workspace": _attention_workspace(arch, rows),
+        "sampler": SAMPLER_BYTES * arch.vocab + ROWS[-1] * 4 * -(-arch.vocab // 32) + SAMPLER_FIXED,
         "cublas_workspace": CUBLAS_BYTES,
-        "graphs": 3 * (_launches(arch) * arch.layers + 3) * LAUNCH_BYTES,
+        "graphs": _graph_launches(arch, format, rows) * LAUNCH_BYTES,
     }
+
+
+def _recurrent_bytes(kind: LayerCache, itemsize: int, rows: int) -> int:
+    """Bytes of a state, and of the inputs of drafted tokens behind it."""
+    return layer_caches.state_bytes([kind], itemsize) + layer_caches.drafted_bytes([kind], itemsize, rows)
 
 
 def prefill_chunk(on_gpu: bool) -> int:
@@ -158,8 +180,9 @@ def windowed_bytes(arch: Architecture, placement: Placement, itemsize: int, chun
     sliding = {each: count for each, count in layers.items() if _slides(each, chunk)}
     found = _kept_bytes(placement, itemsize, sliding)
     if len(sliding) < len(layers):  # what all layers share has the size of those that grow
+        growing = [each for each in layers if each not in sliding]
         found["scratch"] -= PREFILL_CHUNK if sliding else 0
-        found["kv_cache"] -= _copy_bytes(placement, itemsize, sliding)
+        found["kv_cache"] -= min(_copy_bytes(placement, itemsize, each) for each in (sliding, growing))
     return found
 
 
@@ -178,7 +201,7 @@ def _kept_bytes(placement: Placement, itemsize: int, layers: Mapping[KeysAndValu
 
 
 def _copy_bytes(placement: Placement, itemsize: int, layers: Iterable[KeysAndValues]) -> int:
-    """Bytes per position of the dequantized copy of one layer for prefill; heads of all layers are alike."""
+    """Bytes per position of the dequantized copy of one layer for prefill."""
     return 0 if placement.kv_bits == 16 else 2 * itemsize * max((each.width for each in layers), default=0)
 
 
@@ -195,124 +218,162 @@ def _launches(arch: Architecture) -> int:
     """Most launches of a layer in a decode step."""
     launches = 6 if arch.experts else 5  # experts: a router
     launches += arch.traits.growing_queries + arch.traits.attention_gate  # a product of its own
-    return launches + (2 if arch.traits.four_norms else 0)
+    launches += 2 * arch.traits.wide_norms  # of queries and of keys
+    launches += 8 * arch.traits.sigmoid_router  # torch's, of the choice
+    launches += 7 + arch.conv_kernel if arch.conv_kernel else 0  # torch's, between two products
+    return launches + 2 * arch.traits.norms_behind
+
+
+def _graph_launches(arch: Architecture, format: str, rows: int) -> int:
+    """Launches of all graphs: three of a step of one row, and one of each of several rows, up to `rows`; with
+    recurrent layers also one of a step of one row that replays drafted tokens.
+
+    Of several rows the norms, the write of keys and values and the rotations are launches of their own, and experts
+    are computed row by row.
+    """
+    of_one = _launches(arch) * arch.layers + 3
+    more = 3 + (4 if format == "vq2" else 0)
+    several = [each for each in ROWS[1:] if each <= rows]
+    by_row = sum(3 * (each - 1) * arch.layers for each in several) if arch.experts else 0
+    by_row += sum(2 * (each - 1) * arch.layers for each in several) if arch.traits.wide_norms else 0
+    replaying = 1 if several and arch.recurrent_layers else 0
+    return (3 + replaying + len(several)) * of_one + len(several) * more * arch.layers + by_row
 
 
 def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:
     """Bytes of tables that do not depend on the context."""
     norms = 4 * arch.other_parameters if arch.traits.four_norms else 0  # 1 + weight in f32
+    if arch.traits.two_head_sizes:
+        norms = _two_sizes_of_norms(arch)
+    if arch.traits.scaled_logits:
+        norms += 4 * arch.hidden
     if arch.traits.constant_norms:
         norms += 4 * (arch.hidden + 2 * arch.layers * arch.head_dim)
+    if arch.traits.multipliers:  # the last one holds a factor
+        norms = 4 * arch.hidden
     if arch.traits.norms_in_f32:
-        norms = 4 * arch.hidden * (2 * arch.layers + 1)
+        heads = sum(arch.qk_norm_weights(each) * layers for each, layers in arch.attention_shapes.items())
+        norms = 4 * (arch.hidden * (arch.layer_norms * arch.layers + 1) + heads)
     if arch.traits.offset_norms:
         attention = arch.layers - arch.recurrent_layers
         norms = 4 * (arch.hidden * (2 * arch.layers + 1) + 2 * arch.head_dim * attention)
     return norms + format_facts.of(format).tables(arch.linears, scheme)
 
 
+def _two_sizes_of_norms(arch: Architecture) -> int:
+    """Bytes of norms in f32 where layers differ in their heads: of the stream, queries, keys and values."""
+    heads = sum((1 + 2 * each.keys) * each.head_dim * layers for each, layers in arch.attention_shapes.items())
+    inputs = arch.layers * arch.hidden + arch.input_width if arch.input_width else 0
+    inputs += 4 * arch.hidden * arch.expert_layers  # around both MLPs, and of the router
+    return 4 * (arch.hidden * (4 * arch.layers + 1) + heads + inputs)
+
+
 def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
     """Bytes of prefill without the masks: dequantized weights, and activations of a chunk."""
-    formats = ((each, format_facts.of_linear(arch, each, format)) for each in arch.linears)
-    largest, own = max(_slab_weights(each, of) for each, of in formats), format_facts.of(format)
+    own = format_facts.of(format)
     chunk = _chunk(arch, itemsize) * 9 // 8  # an eighth for gaps of the allocator
     if own.copies_inputs:
         chunk += itemsize * PREFILL_CHUNK * max(each.columns for each in arch.linears)
     unpacking = own.unpack_bytes if own.unpacks_16_bit or itemsize != 2 else 0
-    return slab_bytes(largest, itemsize) + unpacking + chunk + SPARE_BYTES
-
-
-def _slab_weights(linear: Linears, format: Format) -> int:
-    """Most weights that a product with such a matrix dequantizes at once.
-
-    Gate and up of an expert are one product if the format stacks experts, else two.
-    """
-    if not format.is_quantized:
-        return 0
-    together = linear.expert and linear.name == "gate, up" and format.stacks_experts
-    return linear.rows * linear.columns * (2 if together else 1)
+    return slabs.slab_of(arch, format, itemsize) + unpacking + chunk + SPARE_BYTES
 
 
 def _chunk(arch: Architecture, itemsize: int) -> int:
     """Peak bytes of the activations of a prefill chunk in a block, without the masks."""
-    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    q, kv = (max(width, default=0) for width in _widths(arch))
     turning = 2 * arch.hidden + (q + 2 * kv) + 3 * (q + kv)  # x, its norm; q, k, v; temporaries of the rotation
     turning += q if arch.traits.attention_gate else 0
-    gated = (
-        3 * arch.hidden + (3 if arch.traits.fused else 2) * arch.intermediate
-    )  # the residual, x, its norm; gate and up
-    if (
-        arch.experts
-    ):  # the residual, its norm, the sum in f32; x of the tokens of one expert (at worst all), and its MLP
+    turning -= 5 * kv if arch.traits.head_gates else 0  # there keys are made and turned after queries
+    fused = arch.traits.fused or arch.traits.fused_mlp
+    gated = 3 * arch.hidden + (3 if fused else 2) * _mlp_width(arch)  # the residual, x, its norm; gate and up
+    if arch.experts:  # the residual, its norm, the sum in f32; x of the tokens of one expert (at worst all), its MLP
         turning += 2 * arch.hidden  # the sum is in another place than the residual, which leaves a gap
         gated = max(gated, 5 * arch.hidden + (5 if arch.traits.sinks else 3) * arch.expert_intermediate)
+        entries = arch.experts_active * (arch.hidden + arch.expert_intermediate)  # of all experts at once
+        gated = max(gated, 3 * arch.hidden + entries)
+        gated += 2 * arch.hidden if arch.traits.two_head_sizes else 0  # of the dense MLP beside them
+    if arch.traits.parallel:  # the norm is held throughout, which leaves a gap; what shared experts give is, too
+        shared = arch.hidden if arch.shared_intermediate else 0
+        gated = max(gated + shared, 3 * arch.hidden + 2 * arch.shared_intermediate) + arch.hidden
+        turning += arch.hidden
+    gated += 2 * arch.hidden if arch.conv_kernel else 0  # a gap that the convolution of the block before leaves
     normed = 8 * arch.hidden  # gemma's norms compute in f32
     rows = itemsize * PREFILL_CHUNK
     widest = rows * max(turning, gated, normed)
-    if arch.recurrent_layers:
-        widest = max(widest, _delta_pass(arch, itemsize))
+    widest = max(widest, recurrent_memory.pass_bytes(arch, itemsize, PREFILL_CHUNK))
     if arch.traits.soft_cap:
         widest = max(widest, rows * (2 * arch.hidden + 2 * kv + 3 * q) + SCORES_BYTES * itemsize // 2)
-    return widest + rows * _rotary(arch) + LOGITS_BYTES * arch.vocab
+    return max(*_with_inputs(arch, widest, itemsize)) + rows * _rotary(arch) + LOGITS_BYTES * arch.vocab
 
 
-def _delta_pass(arch: Architecture, itemsize: int) -> int:
-    """Peak bytes of the activations of a prefill chunk in a gated delta net."""
-    shared, heads = arch.delta_value_heads // arch.delta_key_heads, arch.delta_key_heads
-    rule = delta_memory.rule_bytes(PREFILL_CHUNK, heads, shared, arch.delta_key_dim, arch.delta_value_dim)
-    rates = 16 * PREFILL_CHUNK * arch.delta_value_heads  # f32, with temporaries
-    gathered, around = arch.delta_columns, 2 * arch.hidden  # the residual and its norm
-    # q, k and v, and what they are convolved from; then with what is gathered; then the gate in f32
-    mixing = itemsize * PREFILL_CHUNK * (around + arch.delta_channels + gathered) + rule
-    if itemsize == 2 and (arch.delta_key_dim, arch.delta_value_dim) == delta_memory.KERNEL_DIMS:
-        # by kernels: the same, the gate, what is gathered, and their workspace
-        workspace = delta_memory.kernel_bytes(PREFILL_CHUNK, heads, shared)
-        mixing = max(mixing, 2 * PREFILL_CHUNK * (around + arch.delta_channels + 2 * gathered) + workspace)
-    gating = PREFILL_CHUNK * (itemsize * (around + 3 * gathered) + 2 * 4 * gathered)
-    return max(mixing, gating, itemsize * PREFILL_CHUNK * (around + 2 * arch.delta_channels)) + rates
+def _with_inputs(arch: Architecture, block: int, itemsize: int) -> tuple[int, int]:
+    """Bytes of a pass in a block, `block` without what layers add per token; and of making that."""
+    width = arch.layers * arch.input_width
+    kept = itemsize * PREFILL_CHUNK * width
+    made = 7 * itemsize * INPUT_ROWS * width if width else 0
+    return block + kept, itemsize * PREFILL_CHUNK * arch.hidden + kept + made
 
 
-def slab_bytes(largest: int, itemsize: int) -> int:
-    """Bytes of the buffer for dequantized weights; `largest`: weights of the largest matrix."""
-    return min(itemsize * largest, PREFILL_SCRATCH)
+def _widths(arch: Architecture) -> tuple[list[int], list[int]]:
+    """Columns of queries, and of keys, in each kind of attention."""
+    shapes = arch.attention_shapes
+    return [each.query_width for each in shapes], [each.kv_width for each in shapes]
+
+
+def _mlp_width(arch: Architecture) -> int:
+    """Width of the widest dense MLP."""
+    return arch.intermediate * (2 if arch.wide_layers else 1)
 
 
 def _rotary(arch: Architecture) -> int:
     """Elements per position in the rotary tables: cos and sin for each column of a head."""
-    kinds = _kinds(arch) if arch.traits.two_rotary_tables else 1
-    return kinds * 2 * (arch.rotary or arch.head_dim)
-
-
-def _kinds(arch: Architecture) -> int:
-    """Number of kinds of layers: windowed and not."""
-    return 2 if 0 < arch.window_layers < arch.layers else 1
-
-
-def _attention_workspace(arch: Architecture) -> int:
-    """Bytes of the partial results of decode attention on the largest card, and of its counters."""
-    splits = min(MOST_SPLITS, max(CLUSTER, 3 * MULTIPROCESSORS // arch.kv_heads))
-    columns = 64 if arch.head_dim <= 64 else 128 if arch.head_dim <= 128 else 256
-    rows = arch.kv_heads * (16 if arch.heads > 8 * arch.kv_heads else 8) * splits
-    return 4 * rows * (columns + columns // 16) + 64 * arch.kv_heads
-
-
-def _step_buffers(arch: Architecture, itemsize: int) -> int:
-    """Bytes of a decode step: two residual rows, q k v, attention, MLP, logits in f32, routing."""
-    width = arch.intermediate + arch.expert_intermediate * arch.experts_active
-    row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width + arch.traits.growing_queries
-    if arch.traits.attention_gate or arch.traits.hybrid:  # its gate
-        row += arch.query_columns
-    routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
-    if arch.shared_intermediate and arch.experts:  # in the choice, and at most with an MLP and a gate of its own
-        row += arch.expert_intermediate + arch.shared_intermediate + 1
-        routing += 12
-    return itemsize * row + routing + _delta_buffers(arch, itemsize) + 4 * arch.vocab
-
-
-def _delta_buffers(arch: Architecture, itemsize: int) -> int:
-    """Bytes of a decode step of gated delta nets: operands, workspace, and rates and offsets of every layer in f32."""
-    if not arch.recurrent_layers:
+    if arch.unrotated:
         return 0
-    operands = arch.delta_channels + 2 * arch.delta_columns
-    workspace = arch.delta_columns + arch.delta_key_heads + 2 * arch.delta_value_heads * arch.recurrent_layers
-    return itemsize * operands + 4 * workspace
+    if arch.traits.two_rotary_tables:
+        shapes = arch.attention_shapes
+        return 2 * sum({each.window: (not each.window and arch.rotary) or each.head_dim for each in shapes}.values())
+    return 2 * (arch.rotary or arch.head_dim)
+
+
+def _attention_workspace(arch: Architecture, rows: int) -> int:
+    """Bytes of the partial results of decode attention on the largest card, and of its counters."""
+    return max((_workspace_of(each, rows) for each in arch.attention_shapes), default=0)
+
+
+def _workspace_of(shape: AttentionShape, rows: int) -> int:
+    """Bytes for layers of one kind."""
+    heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
+    splits = max(
+        each * min(MOST_SPLITS, max(CLUSTER, 3 * MULTIPROCESSORS // (each * kv_heads))) for each in range(1, rows + 1)
+    )
+    columns = next(each for each in (64, 128, 256, 512) if head_dim <= each or each == 512)
+    places = kv_heads * (16 if heads > 8 * kv_heads else 8) * splits
+    return 4 * places * (columns + columns // 16) + 64 * rows * kv_heads
+
+
+def _step_buffers(arch: Architecture, format: str, itemsize: int, rows: int) -> int:
+    """Bytes of the decode steps: two residual rows, q k v, attention, MLP, logits in f32, routing.
+
+    Steps of several rows share buffers, with a row that is normed, and of vq2 rows of three widths that are rotated.
+    What experts need each step has for one row.
+    """
+    queries, keys = (max(width, default=0) for width in _widths(arch))
+    row = 2 * arch.hidden + 2 * queries + 2 * keys + _mlp_width(arch)
+    row += arch.traits.growing_queries
+    if arch.traits.attention_gate or arch.traits.hybrid:  # its gate
+        row += queries
+    if rows > 1:
+        row += arch.hidden + (arch.hidden + queries + _mlp_width(arch) if format == "vq2" else 0)
+    experts = arch.expert_intermediate * arch.experts_active
+    routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
+    routing += 4 * arch.experts * arch.traits.sigmoid_router
+    if arch.shared_intermediate and arch.experts:  # in the choice, and at most with an MLP and a gate of its own
+        row += arch.shared_intermediate
+        experts += arch.expert_intermediate + 1
+        routing += 12
+    gates = 4 * experts if format == "gguf" else 0  # in f32, where gate and up are of two block types
+    steps = sum(each <= rows for each in ROWS)
+    shared = rows * (itemsize * row + 4 * arch.vocab)
+    steps += rows > 1 and arch.recurrent_layers > 0  # of one row, with a replay
+    recurrent = recurrent_memory.step_buffers(arch, itemsize, rows)
+    return shared + steps * (itemsize * experts + gates + routing) + recurrent

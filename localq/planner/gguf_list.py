@@ -38,7 +38,7 @@ class GgufListError(LocalqError):
 
     def __init__(self, repo: str, count: int, lines: Sequence[str], step: str) -> None:
         self.lines = tuple(lines)
-        why = f"contains {count} GGUF models; add the tag of one"
+        why = f"found {count} GGUF models; select one by its tag"
         super().__init__(repo, why, step, ExitCode.USAGE)
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ def list_error(
     lines = table_lines(["TAG", "SIZE", "PARTS", "VERDICT"], rows, frozenset({1, 2}))
     best = _best(found, verdicts)
     if best is None:
-        step = f"None fits here. {gpus.fit_command()} lists the models that fit."
+        step = f"None of them fits here. To list the models that fit, run {gpus.fit_command()}."
     else:
         step = f"Run `localq {verb} {best.choice.name(target.repo, revision or target.revision)}`."
     return GgufListError(target.repo, len(found), lines, step)

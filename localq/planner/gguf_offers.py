@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from localq.errors import ExitCode, LocalqError
 from localq.files import gguf_choice
 from localq.files.catalog import Target
+from localq.files.gguf.block_types import tag_has_kernel
 from localq.files.gguf_choice import GgufChoice
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
@@ -21,7 +22,6 @@ from localq.files.schemes import MIX
 from localq.planner import footprint, uncatalogued
 from localq.planner.offers import Offer
 
-_WITHOUT_KERNELS = ("IQ1", "IQ2", "IQ3", "TQ", "UD-IQ1", "UD-IQ2", "UD-IQ3")  # first letters of tags
 MOST_BITS = 15.0  # of a file in blocks; one of more is in 16 or 32 bit, of which a load makes 16-bit weights
 
 
@@ -84,7 +84,7 @@ def _derived(offer: Offer, name: str, size: int, tag: str = "") -> Offer:
     bits = footprint.bits_per_weight(arch, offer.format, offer.scheme) * share
     arch = replace(arch, stored_head=round(arch.stored_head * share))
     block_bytes = None if offer.block_bytes is None else round(offer.block_bytes * share)
-    slow = f", {tag}" if tag.startswith(_WITHOUT_KERNELS) else ""
+    slow = "" if tag_has_kernel(tag) else f", {tag}"
     return replace(derived, arch=arch, scheme=f"{MIX}{bits:.2f}{slow}", block_bytes=block_bytes)
 
 

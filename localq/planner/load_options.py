@@ -26,6 +26,9 @@ class LoadOptions:
     reserve_bytes  GPU memory that stays free in addition
     force          load even if the plan does not fit
     checkpoint_bytes  host memory for checkpoints (`planner.checkpoints`); None = as many as are useful
+    draft_tokens   of a draft that a step can verify, at most; 0: drafts are off
+    draft_path     folder or .gguf file of a draft model; "" = none. draft_name: its name in messages
+    mtp            drafts of the model's MTP block: "auto" where it has one, "mtp" (an error where not), "" = none
     thinks         replies may begin with a thought: `Architecture.thinks`, which the configuration does not state
     """
 
@@ -41,8 +44,12 @@ class LoadOptions:
     force: bool = False
     thinks: bool = False
     checkpoint_bytes: int | None = None
+    draft_tokens: int = 0
+    draft_path: str = ""
+    draft_name: str = ""
+    mtp: str = ""
 
     @property
     def wishes(self) -> Wishes:
         """The options that the planner decides about. Raises LocalqError (exit 2) for unknown values."""
-        return Wishes(self.ctx, self.kv_bits, self.embed, self.head)
+        return Wishes(self.ctx, self.kv_bits, self.embed, self.head, self.draft_tokens)

@@ -14,13 +14,15 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts, layer_caches, packaged_model, stored_format
 from localq.files.architecture import Architecture
 from localq.files.catalog import Source
-from localq.files.catalog_file import ModelEntry
-from localq.files.extra_tensors import extra_tensors, in_words
+from localq.files.catalog_file import ORDERS, ModelEntry
+from localq.files.extra_tensors import extra_tensors, in_words, is_of_mtp_block
+from localq.files.gguf import reader
 from localq.files.hub import fetch as hub
 from localq.files.model_folder import ModelFiles, open_model
+from localq.files.model_types import MODEL_TYPES
 from localq.files.safetensors_headers import read_header, shard_paths, unread_tensors
 from localq.files.stored_format import format_of_config, scheme_of
-from localq.planner import choose, room
+from localq.planner import choose, footprint, room
 from localq.planner import plan as memory_plan
 from localq.planner.speed import local_measurements
 from localq.sanitize import sanitize
@@ -33,13 +35,13 @@ NAME_CELLS = 18  # width of the first column of `lines`
 def of_name(name: str, settings: Settings) -> dict[str, Any]:
     """All facts of the model `name`, in the form of `--json`.
 
-    Raises LocalqError: exit 4 for a model that is neither in the catalogue nor on this machine, 8 for damaged files.
+    Raises LocalqError: exit 4 for a model that is not found in the catalogue or on this machine, 8 for damaged files.
     """
     target = catalog.resolve(name)
     path = hub.local_path(target)
     if target.entry is None and path is None:
         step = f"`localq pull {target.name}` downloads it."
-        raise LocalqError(target.name, "neither in the catalogue nor on this machine", step, ExitCode.UNKNOWN_MODEL)
+        raise LocalqError(target.name, "not found in the catalogue or on this machine", step, ExitCode.UNKNOWN_MODEL)
     return _facts(target, path, settings)
 
 
@@ -53,7 +55,7 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
         generation, scheme, left_out = files.generation_config, scheme_of(files), _left_out(files)
         try:
             arch = arch or Architecture.from_config(files.config)
-            arch = dataclasses.replace(arch, stored_head=stored_format.stored_head(files))
+            arch = dataclasses.replace(arch, stored_head=stored_format.stored_head(files), mtp=_has_mtp(files, arch))
             weights = stored_format.block_bytes(files)
         except LocalqError as error:  # shown anyway, with the reason
             reason = error.why
@@ -94,9 +96,20 @@ def _left_out(files: ModelFiles) -> str:
     """The tensors of the files that are not loaded."""
     if files.kind == "gguf":
         return ""
-    names = [name for path in shard_paths(files.path).values() for name in read_header(path).tensors]
     layers = files.text_config.get("num_hidden_layers")
-    return in_words(extra_tensors([*names, *unread_tensors(files.path)], layers))
+    found = extra_tensors([*_names(files), *unread_tensors(files.path)], layers)
+    return in_words({kind: names for kind, names in found.items() if not all(map(is_of_mtp_block, names))})
+
+
+def _names(files: ModelFiles) -> list[str]:
+    return [name for path in shard_paths(files.path).values() for name in read_header(path).tensors]
+
+
+def _has_mtp(files: ModelFiles, arch: Architecture) -> bool:
+    """Whether the files have an MTP block that can draft."""
+    if files.kind == "gguf":
+        return bool(reader.read_header(files.path).mtp)
+    return arch.traits.hybrid and any(map(is_of_mtp_block, _names(files)))
 
 
 def _memory(
@@ -139,7 +152,7 @@ def _architecture(arch: Architecture | None) -> dict[str, Any] | None:
         "kv_cache_growing_bytes_per_token": layer_caches.growing_bytes(arch.layer_caches, 16),
         "state_bytes": layer_caches.state_bytes(arch.layer_caches, 2),
     }
-    fields = {name: value for name, value in dataclasses.asdict(arch).items() if name not in ("windowed", "recurrent")}
+    fields = {name: value for name, value in dataclasses.asdict(arch).items() if name not in ORDERS}
     return {**fields, **counts}
 
 
@@ -204,29 +217,51 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
     return [sanitize(f"memory {where}: {form}"), *parts]
 
 
+def _on_gpu() -> str:
+    return "" if footprint.MTP_ON_GPU else f"; {footprint.NO_MTP_ON_GPU}"
+
+
 def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
     heads = f"{arch['heads']} heads of {arch['head_dim']}, {arch['kv_heads']} KV heads"
+    if arch["global_head_dim"] or arch["global_kv_heads"]:
+        width, count = arch["global_head_dim"] or arch["head_dim"], arch["global_kv_heads"] or arch["kv_heads"]
+        heads += f"; full-attention layers have a head size of {width} and {count} KV heads"
+    if arch["shared_layers"]:
+        heads += f"; the last {arch['shared_layers']} layers reuse the keys and values of earlier ones"
     window = f"; {arch['window_layers']} layers with a window of {arch['window']:,} tokens" if arch["window"] else ""
-    recurrent = (
-        f"; {arch['recurrent_layers']} of {arch['layers']} layers have a gated delta net instead"
-        if arch["recurrent_layers"]
-        else ""
-    )
+    if arch["window_heads"]:
+        heads += f"; {arch['window_heads']} heads in layers with a window"
     shared = " and a shared one" if arch["shared_intermediate"] else ""
     experts = f", {arch['experts_active']} of {arch['experts']} experts{shared} per token" if arch["experts"] else ""
     width = arch["intermediate"] or arch["expert_intermediate"]
     growing, states = arch["kv_cache_growing_bytes_per_token"], arch["state_bytes"]
     windowed = arch["kv_cache_bytes_per_token"] - growing
-    kept = f"{growing:,} bytes each in 16-bit"
-    kept += f", {windowed:,} more while in a window" if windowed else ""
-    kept += f", {human_bytes(states)} of states" if states else ""
+    kept = f"{growing:,} bytes per token at 16 bits"
+    kept += f", {windowed:,} more inside the window" if windowed else ""
+    kept += f", {human_bytes(states)} of recurrent state" if states else ""
     return [
         ["architecture", f"{arch['model_type']}, {arch['layers']} layers{experts}"],
         ["parameters", _count(arch["parameters"])],
         ["sizes", f"hidden {arch['hidden']:,}, MLP {width:,}, vocabulary {arch['vocab']:,}"],
-        ["attention", heads + window + recurrent],
+        ["attention", heads + window + _recurrent(arch)],
         ["context", f"{arch['max_context']:,} tokens, {kept}"],
+        *([["MTP block", f"drafts tokens (--draft auto or mtp){_on_gpu()}"]] if arch["mtp"] else []),
     ]
+
+
+def _recurrent(arch: dict[str, Any]) -> str:
+    """The layers without attention."""
+    count, layers = arch["recurrent_layers"], arch["layers"]
+    if attention := arch["attention_layers"]:
+        return f"; {attention} of {layers} layers use attention, {count} use Mamba-2"
+    name = (
+        "a short convolution"
+        if arch["conv_kernel"]
+        else "Mamba-2"
+        if MODEL_TYPES[arch["model_type"]].mamba
+        else "a gated delta net"
+    )
+    return f"; {count} of {layers} layers use {name} instead" if count else ""
 
 
 def _count(parameters: int) -> str:

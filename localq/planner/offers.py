@@ -71,13 +71,15 @@ class Offer:
 
     @property
     def last(self) -> bool:
-        """Whether it is offered after all others: `Format.offered_last`, or experts one by one."""
-        one_by_one = format_facts.one_by_one(self.arch, self.format)
-        return one_by_one or bool(self._no_kernel) or bool(format_facts.of(self.format).offered_last)
+        """Whether it is offered after all others: `Format.offered_last`, or `experts_come_last`."""
+        experts = format_facts.experts_come_last(self.arch, self.format)
+        return experts or bool(self._no_kernel) or bool(format_facts.of(self.format).offered_last)
 
     @property
     def _no_kernel(self) -> str:
-        """The types of blocks that no kernel reads."""
+        """Block types, or parts of the model, that no kernel supports."""
+        if self.arch.traits.no_kernel:
+            return self.arch.traits.no_kernel
         return format_facts.without_kernels(self.scheme) if self.format == "gguf" else ""
 
     @property
@@ -101,9 +103,8 @@ class Offer:
 
     @functools.cached_property
     def bits(self) -> float:
-        """Bits per weight of the block matrices in memory."""
-        is_imported = format_facts.of(self.format).imported
-        return 16.0 if is_imported else footprint.bits_per_weight(self.arch, self.format, self.scheme)
+        """Bits per weight of the block matrices on a GPU."""
+        return footprint.bits_per_weight(self.arch, self.format, self.scheme)
 
     @property
     def stored_bits(self) -> float:
@@ -116,9 +117,7 @@ class Offer:
         """A remark for the user, in a few words."""
         made = f"quantized here from {self.base.format}" if self.is_made_here and self.base else ""
         made += ", so quantized twice" if self.quantized_before else ""
-        if format_facts.of(self.format).imported:
-            made = "16 bits in memory"
-        elif self.format == "gguf" and not self.scheme.startswith(MIX):
+        if self.format == "gguf" and not self.scheme.startswith(MIX):
             made = self.scheme
         gated = "gated" if self.source is not None and self.source.gated else ""
         slow = "slow: experts run one at a time" if format_facts.one_by_one(self.arch, self.format) else ""
@@ -248,7 +247,7 @@ def making_command(offer: Offer, card: Card | None = None) -> str:
 
     name = f"{offer.model}@{offer.format}"
     if making.has_layers(offer.model, offer.format):
-        return f"localq chat {name} (takes seconds: localq includes its quantized layers)"
+        return f"localq chat {name} (takes a few seconds: localq includes its quantized layers)"
     source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
     out = places.quantized_dir() / name
     there = card or (None if driver.probe_driver().present else cards.find("H100"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +42,13 @@ def of(
     return OpenCost(
         target.name, origin, size, size + made, _make_s(target), folders, _alternative(target, settings), why
     )
+
+
+def of_all(targets: Sequence[Target], settings: Settings, why: str = "") -> OpenCost | None:
+    """The cost of opening all `targets`, as `of`, the first of which `why` is about."""
+    every = [of(target, settings, "" if number else why) for number, target in enumerate(targets)]
+    costs = [each for each in every if each is not None]
+    return functools.reduce(OpenCost.plus, costs) if costs else None
 
 
 def of_quantizing(

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from localq import kv_bits
+from localq.drafts import rows_for
 from localq.errors import usage_error
 from localq.files.architecture import Architecture
-from localq.kv_bits import K8V4, KV_BITS, KvBits
+from localq.kv_bits import K8V4, KV_BITS, MOST_CODED_COLUMNS, KvBits
+from localq.planner.draft_shape import DraftShape
 
 EMBEDS, HEADS = ("auto", "device", "host"), ("auto", "16", "8", "nf4")
-# Steps that save memory, in order. The first changes neither replies nor speed. The table of a tied model is its head
-# too, so it can move to the host only after the head is a separate tensor.
+# Steps that save memory, in order. The first two change neither replies nor speed. The table of a tied model is its
+# head too, so it can move to the host only after the head is a separate tensor. Keys of 4 bit are not for models that
+# add biases to them: a few columns of those are so much larger than the others that Qwen2.5 writes nonsense.
 STEPS: tuple[Mapping[str, int | str], ...] = (
+    {"input_table": "host"},
     {"embed": "host"},
     {"head": "8", "embed": "host"},
     {"kv_bits": 8},
@@ -35,20 +40,49 @@ class Placement:
     embed    "device", or "host": the table in pinned host memory, from which a token reads one row
     head     "16" (the type of the model), "8", "nf4" or `STORED`; a tied model then gets a separate head, and keeps its
              table
+    input_table  as `embed`, of the table of what layers add per token, where the model has one
+    rows     of the longest pass of the decode step: more than one where drafts are verified (`localq.drafts`)
     """
 
     kv_bits: KvBits = 16
     embed: str = "device"
     head: str = "16"
+    rows: int = 1
+    input_table: str = "device"
 
     def is_as_good_as(self, other: Placement) -> bool:
-        """Whether both give the same replies: they differ only in where the embedding is."""
+        """Whether both give the same replies: they differ only in where tables are."""
         return (self.kv_bits, self.head) == (other.kv_bits, other.head)
+
+
+@dataclass(frozen=True)
+class PlacedShape:
+    """Properties of a model that its placements depend on.
+
+    odd_columns  columns of the head behind the last whole block of every format
+    """
+
+    tied: bool
+    odd_columns: int
+    has_stored_head: bool
+    has_inputs: bool
+    qkv_bias: bool
+    kv_storable: bool
+
+    @classmethod
+    def of(cls, arch: Architecture) -> PlacedShape:
+        """Of a model."""
+        odd = arch.hidden % max(HEAD_COLUMNS.values())
+        return cls(arch.tied, odd, arch.stored_head > 0, arch.input_width > 0, arch.qkv_bias, kv_storable(arch))
 
 
 @dataclass(frozen=True)
 class Wishes:
     """Choices of the user; None and "auto" leave them to the planner.
+
+    draft_tokens   of a draft, at most; 0: no drafts
+    draft          the draft model, if there is one
+    mtp            without one, the MTP block of a model that has one drafts (`Architecture.mtp`)
 
     Raises LocalqError (exit 2) for other values.
     """
@@ -57,6 +91,9 @@ class Wishes:
     kv_bits: KvBits | None = None
     embed: str = "auto"
     head: str = "auto"
+    draft_tokens: int = 0
+    draft: DraftShape | None = None
+    mtp: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
@@ -71,8 +108,13 @@ class Wishes:
 
         With a new step, what earlier steps reduced is tried again unreduced, so that nothing is reduced in vain.
         """
+        return [*_placements(self, PlacedShape.of(arch))]
+
+    def placements_of(self, arch: PlacedShape) -> list[Placement]:
+        """As `placements`."""
         head = self._first_head(arch)
-        last = Placement(self.kv_bits or 16, "device" if self.embed == "auto" else self.embed, head)
+        embed, rows = "device" if self.embed == "auto" else self.embed, rows_for(1 + self.draft_tokens)
+        last = Placement(self.kv_bits or 16, embed, head, rows, embed if arch.has_inputs else "device")
         found, caches, ends = [last], [last.kv_bits], [last]  # ends: where embedding and head are
         for step in STEPS:
             tried = replace(last, **self._open(step, arch))
@@ -88,20 +130,21 @@ class Wishes:
             last = tried
         return found
 
-    def _first_head(self, arch: Architecture) -> str:
+    def _first_head(self, arch: PlacedShape) -> str:
         if self.head != "auto":
             return self.head
-        if arch.stored_head:
+        if arch.has_stored_head:
             return STORED
         # Every token reads the whole head, so only the table can leave the device.
         return "8" if arch.tied and self.embed == "host" else "16"
 
-    def _open(self, step: Mapping[str, int | str], arch: Architecture) -> dict[str, Any]:
+    def _open(self, step: Mapping[str, int | str], arch: PlacedShape) -> dict[str, Any]:
         """The part of a step that the user and the files leave to the planner."""
         is_open = {
             "kv_bits": self.kv_bits is None,
             "embed": self.embed == "auto",
-            "head": self.head == "auto" and not arch.stored_head,
+            "head": self.head == "auto" and not arch.has_stored_head,
+            "input_table": True,
         }
         return {name: value for name, value in step.items() if is_open[name]}
 
@@ -109,23 +152,26 @@ class Wishes:
         """Raises LocalqError (exit 2) for wishes that this shape does not support."""
         if self.kv_bits not in (None, 16) and not kv_storable(arch):
             stored = kv_bits.text(self.kv_bits)
-            why = f"the head dimension is {arch.head_dim}, so the KV cache cannot be stored as {stored}"
+            width = max(each.head_dim for each in arch.attention_shapes)
+            why = f"the head dimension is {width}, so the KV cache cannot be stored as {stored}"
             raise usage_error("--kv", why, "Use 16.")
-        head = self.placements(arch)[0].head
+        head = self._first_head(PlacedShape.of(arch))
         columns = HEAD_COLUMNS[head]
         if arch.hidden % columns:
-            why = f"{HEAD_NAMES[head]} needs a multiple of {columns} columns, but the head has {arch.hidden}"
-            step = "Use 16." if self.embed != "host" or not arch.tied else "Use 16, with --embed device."
+            why = f"{HEAD_NAMES[head]} heads require a column count divisible by {columns}; this one has {arch.hidden}"
+            step = "Use 16." if self.embed != "host" or not arch.tied else "Use --head 16 with --embed device."
             raise usage_error("--head", why, step)
         if self.embed == "host" and arch.tied and self.head == "16":
             why = "this model's embedding is also its output head, which the GPU reads in full for every token"
             raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
 
-    def choice(self, placement: Placement) -> str:
-        """What the planner reduces with `placement` to save memory, in one line; empty if nothing.
+    def choice(self, placement: Placement, arch: Architecture) -> str:
+        """What the planner reduces with `placement` to save memory, or what a wish may spoil, in one line; or empty.
 
         Without the place of the embedding, which changes neither replies nor speed.
         """
+        if self.kv_bits == 4 and arch.qkv_bias:
+            return "this model adds biases to its keys, so 4-bit keys may garble its replies; use --kv k8v4"
         is_reduced = placement.head not in ("16", STORED)
         changes = (
             (self.head == "auto" and is_reduced, f"head {HEAD_NAMES[placement.head]} (--head)"),
@@ -135,15 +181,29 @@ class Wishes:
         return f"saves memory: {', '.join(made)}" if made else ""
 
 
-def _saves(arch: Architecture, tried: Placement, step: Mapping[str, int | str]) -> bool:
+@functools.lru_cache(maxsize=256)
+def _placements(wishes: Wishes, shape: PlacedShape) -> tuple[Placement, ...]:
+    """Placements, cached: models of the same properties share them, which shortens lists of models."""
+    return tuple(wishes.placements_of(shape))
+
+
+def _saves(arch: PlacedShape, tried: Placement, step: Mapping[str, int | str]) -> bool:
     """Whether the step is possible and saves memory."""
+    if "input_table" in step:
+        return arch.has_inputs
     if "kv_bits" in step:
-        return kv_storable(arch)
+        return arch.kv_storable and not (step["kv_bits"] == 4 and arch.qkv_bias)
     if arch.tied and (tried.embed == "host") != (tried.head != "16"):
         return False  # a separate head saves memory only if the table leaves the device
-    return arch.hidden % HEAD_COLUMNS[tried.head] == 0
+    return arch.odd_columns % HEAD_COLUMNS[tried.head] == 0
+
+
+def draft_placement(arch: Architecture, kv_bits: KvBits) -> Placement:
+    """Placement of a draft model, beside a model whose KV cache has `kv_bits`."""
+    fewest = kv_bits == 16 or (kv_storable(arch) and not (kv_bits == 4 and arch.qkv_bias))
+    return Placement(kv_bits if fewest else 16, head=STORED if arch.stored_head else "16")
 
 
 def kv_storable(arch: Architecture) -> bool:
     """Whether 8-bit and 4-bit KV caches support heads of this width."""
-    return arch.head_dim % 8 == 0 and arch.head_dim <= 256
+    return all(each.head_dim % 8 == 0 and each.head_dim <= MOST_CODED_COLUMNS for each in arch.attention_shapes)

@@ -23,6 +23,7 @@ from localq.files.architecture import Architecture
 from localq.kv_bits import KvBits
 from localq.planner import costs, footprint, ram
 from localq.planner.costs import PlacementCost
+from localq.planner.draft_shape import DraftShape
 from localq.planner.footprint import CUDA_CONTEXT_BYTES, MIB
 from localq.planner.placement import Placement, Wishes
 from localq.planner.ram import Ram
@@ -62,6 +63,8 @@ class Plan:
     kv_bits, embed, head  as in `placement.Placement`
     choice                what the planner reduced, in one line (`Wishes.choice`); empty if nothing
     arch                  the planned shape
+    rows, input_table     as in `placement.Placement`
+    draft                 the draft model that is counted, if any
     """
 
     name: str
@@ -75,11 +78,14 @@ class Plan:
     head: str = "16"
     choice: str = ""
     arch: Architecture | None = None
+    rows: int = 1
+    draft: DraftShape | None = None
+    input_table: str = "device"
 
     @property
     def placement(self) -> Placement:
         """Placement of embedding, head and KV cache."""
-        return Placement(self.kv_bits, self.embed, self.head)
+        return Placement(self.kv_bits, self.embed, self.head, self.rows, self.input_table)
 
 
 def parse_card(text: str) -> int:
@@ -129,7 +135,7 @@ def assess(
 
     Raises LocalqError (exit 2) for wishes that this shape does not support.
     """
-    wishes = wishes or Wishes()
+    wishes = _with_block(wishes or Wishes(), arch, format, scheme)
     ctx = wishes.ctx
     if ctx is not None and not 0 < ctx <= arch.max_context:
         why = f"a context of {ctx} tokens is not supported"
@@ -140,7 +146,10 @@ def assess(
     if isinstance(budget_bytes, Ram):
         format, scheme, itemsize = "bf16", "", budget_bytes.itemsize
         weights = budget_bytes.weights or itemsize * (arch.linear_parameters + arch.other_parameters)
-        wishes = replace(wishes, embed="device")  # there both places are RAM
+        draft = None if wishes.draft is None else wishes.draft.on_cpu(itemsize)
+        wishes = replace(wishes, embed="device", draft=draft)  # there both places are RAM
+    elif isinstance(budget_bytes, int):
+        wishes = _on_gpu(wishes, arch)
     open_wishes = wishes if ctx is None else replace(wishes, ctx=None)
     chunk = footprint.window_chunk(isinstance(budget_bytes, int))
     tried = costs.of_placements(arch, format, scheme, weights, open_wishes, itemsize, chunk)
@@ -155,8 +164,36 @@ def assess(
     reason = _shortage(ledger.total, chosen, budget_bytes)
     placed = cost.placement
     return Plan(
-        name, stored, chosen, placed.kv_bits, ledger, not reason, reason, placed.embed, placed.head, cost.choice, arch
+        name,
+        stored,
+        chosen,
+        placed.kv_bits,
+        ledger,
+        not reason,
+        reason,
+        placed.embed,
+        placed.head,
+        cost.choice,
+        arch,
+        placed.rows,
+        wishes.draft if placed.rows > 1 else None,
+        placed.input_table,
     )
+
+
+def _with_block(wishes: Wishes, arch: Architecture, format: str, scheme: str) -> Wishes:
+    """The wishes with the MTP block of this model, if it is to draft."""
+    if not wishes.mtp or wishes.draft is not None or not arch.mtp:
+        return wishes
+    return replace(wishes, draft=DraftShape.of_block(arch, format, scheme))
+
+
+def _on_gpu(wishes: Wishes, arch: Architecture) -> Wishes:
+    """The wishes without drafts that are not made on a GPU."""
+    if arch.recurrent_layers and not footprint.REPLAYS_ON_GPU:
+        wishes = replace(wishes, draft_tokens=0)
+    is_block = wishes.draft is not None and wishes.draft.is_block
+    return replace(wishes, draft=None) if is_block and not footprint.MTP_ON_GPU else wishes
 
 
 def plan(
@@ -193,7 +230,7 @@ def plan(
     if made.fits or budget_bytes is None or force:
         return made
     available = budget_bytes.bytes if isinstance(budget_bytes, Ram) else budget_bytes
-    why = f"{made.reason} (in bytes: {made.ledger.total} and {available})"
+    why = f"{made.reason} (bytes needed: {made.ledger.total}, available: {available})"
     instead = _that_fits(made, arch, budget_bytes, wishes or Wishes(), itemsize, context_bytes)
     found = (*_ways_out(made, arch, budget_bytes, instead, itemsize), _more(made, budget_bytes, freeing))
     ways = "; ".join(f"({number}) {way}" for number, way in enumerate(found, 1))
@@ -249,21 +286,21 @@ def _ways_out(made: Plan, arch: Architecture, budget: int | Ram, other: str | No
     """The first two ways out: another format or model; a shorter context, the CPU, or half the bytes there."""
     on_cpu = isinstance(budget, Ram)
     is_made = bool(other) and not on_cpu and catalog.resolve(str(other)).source is None
-    first = " (quantized here first)" if is_made else ""
+    first = " (after quantizing it here)" if is_made else ""
     larger = "a machine with more RAM" if on_cpu else "a GPU with more memory"
     smaller = f"use {other}, which fits{first}" if other else f"use {larger}"
     itemsize, available = (budget.itemsize, budget.bytes) if isinstance(budget, Ram) else (itemsize, budget)
     chunk = footprint.window_chunk(not on_cpu)
-    growth = costs.total(costs.growths(arch, made.placement, itemsize, chunk).values())
+    growth = costs.growth(arch, made.placement, made.draft, itemsize, chunk)
     largest = growth.context(available - made.ledger.total + growth.bytes(made.ctx))
     if MIN_CONTEXT <= largest < made.ctx:
-        return smaller, f"use a shorter context: --ctx {largest}"
+        return smaller, f"use a shorter context (--ctx {largest})"
     if isinstance(budget, Ram):
         half = replace(budget, dtype="bfloat16", weights=None)
         if half.itemsize < budget.itemsize and assess(arch, made.format, half).fits:
             return smaller, "use --dtype bfloat16, which needs half the memory"
     elif assess(arch, made.format, ram.free_ram()).fits:
-        return smaller, "run on the CPU: --device cpu"
+        return smaller, "run on the CPU (--device cpu)"
     return smaller, f"use {larger}" if other else "use a smaller model"
 
 

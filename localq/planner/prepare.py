@@ -91,7 +91,7 @@ def cannot_search(format: str, why: str) -> LocalqError:
     """The error (exit 7) for a format that needs the compiled search. why: why there is none."""
     ways = "Reinstall localq with a C++ compiler (and nvcc for a GPU), or use --format nf4."
     return LocalqError(
-        f"--format {format}", f"quantizing to it needs compiled code, but {why}", ways, ExitCode.NO_DEVICE
+        f"--format {format}", f"quantizing to this format requires compiled code, but {why}", ways, ExitCode.NO_DEVICE
     )
 
 
@@ -116,8 +116,8 @@ def _quantized_here(
     time = making.estimate(target.format, target.entry.arch.parameters if target.entry else 0)
     took, why = ("a few seconds", "; localq includes its quantized layers") if ready else (time, "")
     say(
-        f"{target.name}: these weights are not published, so localq quantizes them once from {origin} "
-        f"({took} after the download{why}). Saved in {out}; `localq rm {target.name}` removes them."
+        f"{target.name}: these weights are not published, so localq quantizes {origin} once "
+        f"({took} after the download{why}). The result is saved in {out}; `localq rm {target.name}` removes it."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
     # --force replaces an interrupted conversion in that folder, or a damaged model.
@@ -140,7 +140,7 @@ def quantize(
     if code != 0:
         again = f"{'' if last_line else 'See the error above. '}Run the same command again to resume."
         known = code in ExitCode.__members__.values()
-        why = f"quantizing failed{f': {last_line}' if last_line else ''}"
+        why = f"quantization failed{f': {last_line}' if last_line else ''}"
         raise LocalqError(name, why, again, ExitCode(code) if known else ExitCode.FAILURE)
 
 

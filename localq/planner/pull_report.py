@@ -52,7 +52,7 @@ def _offer(target: Target, revision: str | None) -> Offer | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model fits (None: unknown), as text; refusal: the error (exit 3) instead of a download."""
+    """Whether a model fits (None: unknown), as text; refusal: the error (exit 3 or 2) instead of a download."""
 
     fits: bool | None
     text: str
@@ -73,15 +73,18 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
     except LocalqError as error:
         if error.exit_code != ExitCode.FAILURE and not (force and error.exit_code == ExitCode.BAD_FILE):
             raise  # an unsupported model may be downloaded for another tool
-        return Verdict(None, f"{target.name}: cannot tell whether it fits: {error.why}; downloading it anyway")
+        return Verdict(None, f"{target.name}: cannot determine whether it fits ({error.why}); downloading it anyway")
     if offer is None:
         return None
     if offer.unsupported:
         return Verdict(None, f"{target.name}: {offer.unsupported}; downloading it anyway")
-    plan = memory_plan.assess(
-        offer.arch, offer.format, budget, wishes=choose.wishes_of(settings), weights=offer.block_bytes,
-        scheme=offer.scheme, name=target.name,
-    )  # fmt: skip
+    try:
+        plan = memory_plan.assess(
+            offer.arch, offer.format, budget, wishes=choose.wishes_of(settings), weights=offer.block_bytes,
+            scheme=offer.scheme, name=target.name,
+        )  # fmt: skip
+    except LocalqError as error:  # a setting that this shape does not support
+        return Verdict(False, f"{target.name}: {error.why}", None if force else error)
     if plan.fits or force:
         return Verdict(plan.fits, f"{target.name}: {_fit_text(plan, memory)}")
     why = f"does not fit: {plan.reason}"
@@ -98,12 +101,16 @@ def _fit_text(plan: Plan, memory: room.Room) -> str:
     budget, context = memory.budget, f"for {plan.ctx:,} tokens of context"
     if isinstance(budget, Ram):
         needed, free = human_bytes(plan.ledger.total), human_bytes(budget.bytes)
-        return f"fits: needs {needed} of {free} RAM {context} (on the CPU, in {budget.dtype})"
+        return f"fits: needs {needed} of RAM {context}, and {free} is free (on the CPU, in {budget.dtype})"
     total = f"{plan.ledger.total / MIB:,.0f}"
     if budget is None:
         return f"needs {total} MiB of GPU memory {context}"
     saved = f" ({plan.choice})" if plan.choice else ""
-    kept = f"; the card's memory{room.desktop_text(memory.desktop, True)}" if memory.is_assumed else ""
+    kept = (
+        f"; assumes that all of the card's memory is free{room.desktop_text(memory.desktop, True)}"
+        if memory.is_assumed
+        else ""
+    )
     return f"fits: needs {total} of {budget / MIB:,.0f} MiB {context}{saved}{kept}"
 
 
@@ -171,7 +178,7 @@ def _source(target: Target, revision: str | None) -> tuple[Source, str]:
         if target.base is None or target.format is None or target.entry is None:
             raise bad_file(target.name, "there are no weights to download or quantize")
         if prepare.ready_layers(target) is not None:
-            return target.base, f"to {target.format}, in seconds, from layers included with localq"
+            return target.base, f"to {target.format} in a few seconds, using the quantized layers included with localq"
         prepare.check_can_make(target.format)
         time = making.estimate(target.format, target.entry.arch.parameters)
         return target.base, f"to {target.format} on this machine in {time} (estimated)"

@@ -80,7 +80,7 @@ def best_to_fetch(settings: Settings) -> Recommendation | None:
     if not found:
         return None
     offer = max(found, key=lambda each: each[0])[1]
-    best = f"The best for {judge.where} is {offer.model} ({offer.format}){judge.figures(offer)}"
+    best = f"The best model for {judge.where} is {offer.model} ({offer.format}){judge.figures(offer)}"
     return Recommendation(offer.name, offer.format if offer.preferred else None, f"{_why_none_here()} {best}.")
 
 
@@ -88,9 +88,9 @@ def _why_none_here() -> str:
     """Why `best_here` has found none."""
     found = [each for each in local_models.list_local() if each.complete]
     if any(each.where != "embedded" for each in found):
-        return "No chat model on this machine both fits and is fast enough."
+        return "No chat model on this machine is both small enough and fast enough."
     if found:
-        return f"Only {found[0].name}, the small built-in model, is on this machine."
+        return f"The only model on this machine is {found[0].name}, the small built-in one."
     return "There are no models on this machine yet."
 
 

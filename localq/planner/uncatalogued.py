@@ -65,12 +65,12 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
     stored = "" if format == "gguf" else stored_format.format_of_files(files)
     format = "bf16" if format in _AS_BF16 else format
     if format not in format_facts.FORMATS:
-        step = f"Supported: {', '.join(format_facts.FORMATS)}."
+        step = stored_format.INSTEAD.get(format) or f"Supported: {', '.join(format_facts.FORMATS)}."
         raise LocalqError(
             name, f"the weights are in the format {format!r}, which localq does not support", step, ExitCode.FAILURE
         )
     if variant := stored_format.unreadable(files.quantization):
-        why, step = f"the weights are {variant}", "Use a different repository for this model."
+        why, step = f"the weights use an unsupported format: {variant}", "Use a different repository for this model."
         raise LocalqError(name, why, step, ExitCode.FAILURE)
     unsupported = format_facts.why_unsupported(arch, format)
     size = sum(part.stat().st_size for part in gguf_choice.parts_of(path)) if files.kind == "gguf" else 0
@@ -84,7 +84,7 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
 
 
 def _block_bytes(files: ModelFiles, path: Path, format: str) -> int | None:
-    """Exact bytes of the blocks of safetensors files; None for a format of which a load makes 16-bit weights."""
-    if format in _AS_BF16 or (format in format_facts.FORMATS and format_facts.of(format).imported):
+    """Exact bytes of the blocks of safetensors files; None for weights in 32 bit, which a load makes 16-bit ones of."""
+    if format in _AS_BF16:
         return None
-    return hub_remote.block_bytes(path, files.text_config.get("num_hidden_layers"))
+    return hub_remote.block_bytes(path, files.text_config.get("num_hidden_layers"), files.quantization)

@@ -19,6 +19,7 @@ from torch import Tensor
 from localq import kernels
 from localq.engine.load import vram
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files.extra_tensors import MORE_TOKENS, is_of_mtp_block
 from localq.formats.checkpoint import Checkpoint, TensorInfo, info
 from localq.models import architecture
 from localq.models.decoder import Block
@@ -77,7 +78,7 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
         task = layerwise_task(request, work.layouts)
         report, note = on_progress or (lambda what, done, total: None), say or (lambda line: None)
         with claim_folder(source, out, task, request.force):
-            for line in filter(None, (on_source, not_joint, request.start_note)):
+            for line in filter(None, (on_source, not_joint, request.start_note, _without_mtp(checkpoint))):
                 note(line)
             with memory.guard(out, LESS):
                 if request.bits is not None:
@@ -97,6 +98,13 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
             writer.finish()
             (out / bit_mixture.FILE).unlink(missing_ok=True)
     return out
+
+
+def _without_mtp(checkpoint: Checkpoint) -> str:
+    """The notice for files with an MTP block, which has no calibration."""
+    if not any(map(is_of_mtp_block, checkpoint.extra.get(MORE_TOKENS, ()))):
+        return ""
+    return "The MTP block is dropped, so the new model drafts only from the conversation. To keep it, use nf4."
 
 
 class _LayerwiseConversion:

@@ -1,9 +1,9 @@
 """Quantize a full-precision checkpoint tensor by tensor; an interrupted conversion resumes.
 
-The Linear weights of the decoder blocks are quantized; embeddings, head, norms, biases, router gates and everything
-outside the decoder are copied. The result is a Hugging Face model folder that localq loads and, in NF4, transformers
-with bitsandbytes (experts of mixtures: `output/tensor_jobs.py`). Memory: the largest source tensor and its quantized
-form.
+The Linear weights of the decoder blocks, and of an MTP block (`models.qwen3_5_mtp`), are quantized; embeddings, head,
+norms, biases, router gates and everything outside the decoder are copied. The result is a Hugging Face model folder
+that localq loads and, in NF4, transformers with bitsandbytes (experts of mixtures: `output/tensor_jobs.py`). Memory:
+the largest source tensor and its quantized form.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from torch import Tensor
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.files import format_facts, stored_format
 from localq.files.model_folder import ModelFiles
+from localq.files.model_types import MODEL_TYPES, text_part
 from localq.formats import FORMATS, bcq, fp8_source
-from localq.formats.checkpoint import Checkpoint, in_memory, open_checkpoint
+from localq.formats.checkpoint import Checkpoint, in_memory
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.formats.tensor_files import read_tensors
 from localq.quantize import memory
 from localq.quantize.binary.layers import LayerCodes
@@ -46,10 +48,10 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
     module: Any = _format_module(source, format)
     if format == "bcq":
         module = module.of_scheme(request.scheme)
-    with open_checkpoint(source) as checkpoint:
-        jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
+    with open_checkpoint(source, part="both" if has_mtp(source) else "text") as checkpoint:
+        jobs = plan_jobs(checkpoint.tensors, module, source.kind, text_part(source.config)[0])
         if not any(job.quantized for job in jobs):
-            raise bad_file(str(source.path), "it contains no decoder weight matrix that localq recognizes")
+            raise bad_file(str(source.path), "no decoder weight matrices found")
         task = _task(request, jobs)
         less = _check_memory(request, jobs)
         with memory.guard(out, less), claim_folder(source, out, task, request.force):
@@ -57,7 +59,7 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
             if budget is not None:
                 start_state(out, task)
                 module = binary_mixture.choose_format(out, task, budget, source, checkpoint, report, note)
-                jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
+                jobs = plan_jobs(checkpoint.tensors, module, source.kind, text_part(source.config)[0])
             writer = ShardWriter(out, plan_shards([job.outputs for job in jobs], request.shard_bytes), task)
             writer.check_space()
             start_state(out, task)
@@ -78,6 +80,11 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
     return out
 
 
+def has_mtp(source: ModelFiles) -> bool:
+    """Whether the files of this model may have an MTP block, which is kept."""
+    return MODEL_TYPES[text_part(source.config)[0]].hybrid
+
+
 def _format_module(source: ModelFiles, format: str) -> ModuleType:
     if format not in (made := format_facts.formats_by_tensor()):
         raise usage_error(
@@ -85,7 +92,7 @@ def _format_module(source: ModelFiles, format: str) -> ModuleType:
         )
     keeps = format_facts.of(format).keeps_experts and stored_format.only_experts(source)
     if source.quantization and not keeps and source.quantization.get("quant_method") != fp8_source.METHOD:
-        method = source.quantization.get("quant_method", "method not stated in config.json")
+        method = source.quantization.get("quant_method", "method not specified in config.json")
         why = f"the weights are already quantized ({method})"
         raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
     return FORMATS[format]

@@ -42,7 +42,7 @@ def parse_chats(text: str, path: Path, option: str) -> ChatFile:
     lines = enumerate(text.split("\n"), 1)
     chats = tuple((number, _messages(line, number, path, option)) for number, line in lines if line.strip())
     if not chats:
-        raise usage_error(option, f"{path} contains no chats", _FORM)
+        raise usage_error(option, f"no chats found in {path}", _FORM)
     return ChatFile(path, chats)
 
 
@@ -139,7 +139,7 @@ def _windows(tokenizer: Tokenizer, text: str | ChatFile, size: int) -> list[list
     if found and len(found[-1]) < size:
         found.pop()
     if not found:
-        why = f"{what} has only {tokens} tokens, less than one {size}-token window"
+        why = f"{what} has only {tokens} tokens, fewer than one {size}-token window"
         raise usage_error(OPTION, why, "Use a longer text.")
     return found
 
@@ -195,7 +195,9 @@ def read_text(path: Path) -> str:
     except LocalqError as error:
         raise usage_error(OPTION, f"{path} is {error.why}", error.next_step) from None
     if len(raw) > MAX_TEXT_BYTES:
-        raise usage_error(OPTION, f"{path} is larger than {MAX_TEXT_BYTES:,} bytes", "Use part of the file.")
+        raise usage_error(
+            OPTION, f"{path} is too large (limit: {MAX_TEXT_BYTES:,} bytes)", "Use only part of the file."
+        )
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

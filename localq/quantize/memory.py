@@ -23,6 +23,7 @@ from localq.files import delta_memory, format_facts
 from localq.models.attention import Attention
 from localq.models.decoder import Block
 from localq.models.gated_delta_net import GatedDeltaNet
+from localq.models.short_convolution import ConvolutionMixer
 from localq.planner import footprint, ram
 from localq.quantize.codebooks.finetune import product_dtype
 from localq.quantize.model import linear_algebra, statistics
@@ -223,8 +224,10 @@ class _LayerBytes:
         return weights + max(gated, self._mixing())
 
     def _mixing(self) -> int:
-        """Activations of a gated delta net; those of attention are counted with its groups."""
+        """Activations of a gated delta net or a short convolution; those of attention are counted with its groups."""
         mixer = self.block.mixer()
+        if isinstance(mixer, ConvolutionMixer):
+            return 10 * F32 * self.tokens * self.hidden
         if not isinstance(mixer, GatedDeltaNet):
             return 0
         shape, gathered = mixer.shape, mixer.shape.value_heads * mixer.shape.value_dim

@@ -44,7 +44,7 @@ class PrequantizedLayers:
 def open_layers(folder: Path) -> PrequantizedLayers:
     """Open `folder`. Raises LocalqError: exit 2 where it holds no layers, 8 where its record is damaged."""
     if not (folder / RECORD).is_file() or not (folder / TENSORS).is_file():
-        step = f"Use a folder with {TENSORS} and {RECORD}."
+        step = f"Use a folder that contains {TENSORS} and {RECORD}."
         raise usage_error(f"--layers {folder}", "the folder contains no quantized layers", step)
     record = read_object(folder / RECORD, MAX_RECORD_BYTES)
     sha256, source, seed = (record.get(key) for key in ("sha256", "source_sha256", "seed"))
@@ -59,9 +59,9 @@ def check(ready: PrequantizedLayers, source: ModelFiles, shards: Shards | None =
     Raises LocalqError: exit 2 unless the layers belong to `source`, 8 where they differ from their record.
     """
     if sha256_of(ready.folder / TENSORS) != ready.sha256:
-        raise bad_file(str(ready.folder / TENSORS), "its SHA-256 does not match the recorded hash", AGAIN)
+        raise bad_file(str(ready.folder / TENSORS), "the SHA-256 hash does not match the recorded one", AGAIN)
     if source_sha256(source, shards) != ready.source_sha256:
-        why = f"the layers come from a different model, not {source.name}"
+        why = f"the layers were not quantized from {source.name}"
         raise usage_error(f"--layers {ready.folder}", why, "Remove --layers.")
 
 

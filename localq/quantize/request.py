@@ -17,7 +17,8 @@ from localq.files import own_head
 from localq.files.hub.shards import Shards
 from localq.files.model_folder import ModelFiles
 from localq.formats import fp8_source
-from localq.formats.checkpoint import Checkpoint, TensorInfo, open_checkpoint, open_fetched
+from localq.formats.checkpoint import Checkpoint, TensorInfo
+from localq.formats.open_checkpoint import open_checkpoint, open_fetched
 from localq.quantize.bits.binary_mixture import BitBudget
 from localq.quantize.model.input_moments import CalibrationText
 from localq.quantize.output.folder import conversion_task, source_facts
@@ -132,6 +133,6 @@ def source_note(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:
     if bits >= FULL_BITS:
         return ""
     return (
-        f"{source.name}: the source has {bits:.0f}-bit weights ({format or source.kind}), so two "
-        "quantization errors add up; full-precision weights give a better model."
+        f"{source.name}: the source weights are already quantized ({bits:.0f}-bit {format or source.kind}), so "
+        "quantization errors accumulate; full-precision weights give a better model."
     )

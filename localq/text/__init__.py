@@ -8,8 +8,8 @@ thinking, harmony   thought and answer of a reply: tags of thoughts (thought_tag
                     thinking_levels: those of a template; thought_state: where a reply stands, for a budget
 grammar             constraints of answers; gbnf: llama.cpp's notation; schema, schema_objects: JSON schemas;
                     ascii_classes: regular expressions; json_keys: keys that an answer has written
-token_windows       windows of token ids for perplexity
-markdown/           Markdown split into blocks while it streams
+tools/              tools: declared in prompts, called in replies, their grammars
+token_windows       windows of token ids for perplexity; markdown/: Markdown split into blocks while it streams
 
 Called by `chat`, `worker`, `bench`, `quantize` and both front ends. Not here: masks of a grammar over the vocabulary
 (`worker.token_masks`), the prompt of a conversation (`chat.prompt`).

@@ -5,7 +5,8 @@ listed    tokens whose names say it (`NAMES`), where they are special or the cha
 written   the token that the chat template writes behind an answer, special or not
 
 A token that starts a text never ends one, unless it is stated. Of gpt-oss, `<|end|>` ends a message and not the reply,
-nor does `<|eom|>` of Muse Glimmer.
+nor does `<|eom|>` of Muse Glimmer. Results of tools begin with a token of their own in Gemma 4 and GLM: there the
+reply is over.
 llama.cpp and vLLM end a reply at the same tokens.
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 NAMES = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<end_of_turn>", "<|end_of_turn|>", "<turn|>", "<|end|>",
     "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>",
-    "<EOT>", "[EOT]", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<eos>", "</s>",
+    "<|tool_response>", "<|observation|>", "<EOT>", "[EOT]", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<eos>", "</s>",
 )  # fmt: skip
 _STATED = ("eos_token", "eot_token", "eom_token")
 _ANSWER = "Quite so indeed"  # of the conversation that is rendered; no template writes it

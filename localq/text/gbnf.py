@@ -43,7 +43,9 @@ def is_gbnf(text: str) -> bool:
 def to_lark(text: str) -> str:
     """Return the grammar in Lark; `root` becomes `start`. Raises LocalqError (exit 2) with the line of the error."""
     if len(text) > MAX_TEXT:
-        raise usage_error("the grammar", f"longer than {MAX_TEXT:,} characters", "Shorten it, or write it in Lark.")
+        raise usage_error(
+            "the grammar", f"too long (limit: {MAX_TEXT:,} characters)", "Shorten it, or write it in Lark."
+        )
     return _Translation(text).lark()
 
 

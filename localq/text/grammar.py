@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 T = TypeVar("T")
-MAX_BYTES = {"json_schema": 2**18, "lark": 2**16, "gbnf": 2**16, "regex": 2**16}
+MAX_BYTES = {"json_schema": 2**18, "lark": 2**18, "gbnf": 2**16, "regex": 2**16}
 MAX_SECONDS = 10.0
 MAX_MESSAGE = 240  # characters of a message of llguidance
 STEP_ITEMS = 1_000_000  # items of one mask, 50 ms; llguidance's default of 50,000 is too low for GBNF
@@ -59,7 +59,7 @@ class Grammar:
         except (UnicodeEncodeError, AttributeError):
             raise usage_error(self.label, "not valid text", "Write it in UTF-8.") from None
         if size > MAX_BYTES[self.kind]:
-            why = f"larger than {MAX_BYTES[self.kind] // 1024} KiB"
+            why = f"too large (limit: {MAX_BYTES[self.kind] // 1024} KiB)"
             raise usage_error(self.label, why, f"Shorten {self.label}.")
 
     @property
@@ -153,7 +153,7 @@ def _in_time(wanted: Grammar, work: Callable[[], T]) -> T:
     try:
         return run_with_timeout(MAX_SECONDS, work)
     except TimeoutError:
-        why = f"takes more than {MAX_SECONDS:.0f} s to compile"
+        why = f"compilation takes more than {MAX_SECONDS:.0f} s"
         raise usage_error(wanted.label, why, f"Simplify {wanted.label}.") from None
 
 

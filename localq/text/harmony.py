@@ -35,7 +35,7 @@ _LEAD = re.compile(rf"\s*(?:{_TO}[^\s<]{{0,200}}\s*)?")
 _NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w*)")
 _RECIPIENT = re.compile(_TO + r"([^\s<]*)")
 _TO_SELF, _TO_USER = f" {_TO}self{MESSAGE}", f" {_TO}user{MESSAGE}"
-_BROKEN = "<\u200b|"  # replaces <| where it is not a mark
+BROKEN = "<\u200b|"  # replaces <| where it is not a mark
 
 
 def is_template(template: str | None) -> bool:
@@ -81,7 +81,7 @@ def is_answer(header: str) -> bool:
 def escape_marks(text: str) -> str:
     """`text` with channel marks escaped: the template refuses them in messages, or takes them for its own."""
     for mark in MARKS:
-        text = text.replace(mark, _BROKEN + mark[2:])
+        text = text.replace(mark, BROKEN + mark[2:])
     return text
 
 
@@ -160,7 +160,7 @@ class Channels:
 
     def _more_thought(self) -> str:
         places = [place for mark in MARKS if (place := self._held.find(mark)) >= 0]
-        taken = min(places, default=len(self._held) - _unfinished(self._held))
+        taken = min(places, default=len(self._held) - unfinished(self._held))
         text, self._held = self._held[:taken], self._held[taken:]
         self.head += text
         self._in_header = bool(places)
@@ -180,9 +180,14 @@ class ChannelDetokenizer:
     over   the answer has ended, whatever follows
     """
 
-    def __init__(self, tokenizer: TokenizerLike, begun: str = "", before: Sequence[int] = ()) -> None:
-        """begun: start of the reply in the prompt; before: the last ids of that prompt."""
-        self._tokenizer, self._marks = tokenizer, tokenizer.mark_ids
+    def __init__(
+        self, tokenizer: TokenizerLike, begun: str = "", before: Sequence[int] = (), tools: bool = False
+    ) -> None:
+        """begun: start of the reply in the prompt; before: the last ids of that prompt.
+
+        tools: messages may follow the answer, so marks in it are escaped as they are in a thought (`tools.channels`).
+        """
+        self._tokenizer, self._marks, self._tools = tokenizer, tokenizer.mark_ids, tools
         self.over = False
         self._lead = ""  # text of a reply whose form is not known yet
         self._header: str | None = None  # of the current message; None: in its text
@@ -222,7 +227,7 @@ class ChannelDetokenizer:
         """A mark between messages; in an answer it is its end. A reply that began with text has no marks."""
         if self._begun and not self._framed:
             return ""
-        if self._framed and self._header is None and not self._thought:
+        if self._framed and self._header is None and not self._thought and not self._tools:
             self.over = True
             return self._inner.finish().rstrip("\ufffd")
         held = self._text(self._inner.finish().rstrip("\ufffd"))
@@ -243,7 +248,7 @@ class ChannelDetokenizer:
             text, self._lead, self._begun = self._lead, "", True
         if self._header is not None:
             self._header += text
-        elif self._thought:
+        elif self._thought or (self._tools and self._framed):
             return self._unmarked(text)
         return text
 
@@ -251,14 +256,14 @@ class ChannelDetokenizer:
         """`text` of a thought, with what looks like a mark escaped."""
         if not text:
             return ""
-        broken = text.replace("<|", _BROKEN)
+        broken = text.replace("<|", BROKEN)
         if self._last == "<" and text[0] == "|":
-            broken = _BROKEN[1:-1] + broken
+            broken = BROKEN[1:-1] + broken
         self._last = text[-1]
         return broken
 
 
-def _unfinished(text: str) -> int:
+def unfinished(text: str) -> int:
     """Length of the longest end of `text` that may begin a mark."""
     longest = max(map(len, MARKS)) - 1
     return next((size for size in range(longest, 0, -1) if any(each.startswith(text[-size:]) for each in MARKS)

@@ -43,13 +43,17 @@ class KeyScanner:
 
     def would_repeat(self, data: bytes) -> bool:
         """Whether reading `data` next would write a key for the second time."""
-        ahead = KeyScanner(
+        ahead = self.copy()
+        ahead.push(data)
+        return ahead.repeats
+
+    def copy(self) -> KeyScanner:
+        """Return a scanner at the same place that has seen no repeated key."""
+        return KeyScanner(
             [None if keys is None else set(keys) for keys in self.objects],
             None if self.text is None else bytearray(self.text),
             self.is_key, False, self._expects_key, self._is_escaped,
         )  # fmt: skip
-        ahead.push(data)
-        return ahead.repeats
 
     def ends_known(self, rest: bytes) -> bool:
         """Whether the open key, with `rest` and a quote next, is a key that its object has. `rest` has no quote."""

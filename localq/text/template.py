@@ -46,7 +46,7 @@ def render(
     **variables: Any,
 ) -> str:
     """Render a conversation. messages: {"role": str, "content": str}, and "reasoning_content": str of a thought;
-    special_tokens: bos_token and others.
+    "tool_calls" and "tool_call_id" as `ToolFormat.messages` makes them. special_tokens: bos_token and others.
 
     Raises LocalqError: exit 1 with the template's message where it refuses the conversation (raise_exception), and
     where a busy machine does not get it done; exit 8 where it is malformed, tries to escape the sandbox or exceeds a
@@ -54,8 +54,8 @@ def render(
     """
     size = _bytes(template)
     if size > MAX_TEMPLATE_BYTES:
-        raise _bad(f"{size} bytes long; the limit is {MAX_TEMPLATE_BYTES}")
-    _check(messages)
+        raise _bad(f"too long ({size} bytes; limit: {MAX_TEMPLATE_BYTES})")
+    _check(messages, variables)
     request = {
         "template": template,
         "variables": {
@@ -79,18 +79,41 @@ def _bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+def _check(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> None:
     """Refuse messages that are not text, or so long that an honest template exceeds its limits."""
-    size = 0
+    size = sum(_bytes(_json(value)) for value in variables.values() if isinstance(value, (list, dict)))
     for message in messages:
         role, content, thought = message.get("role"), message.get("content"), message.get("reasoning_content", "")
         if not isinstance(role, str) or not isinstance(content, str) or not isinstance(thought, str):
-            raise usage_error("chat", "each message must have a role and content, both strings", "Send plain text.")
+            raise usage_error(
+                "chat", "each message must have a role and content, and both must be strings", "Send plain text."
+            )
         size += _bytes(content) + _bytes(thought)
+        if "tool_calls" in message:
+            size += _checked_calls(message["tool_calls"])
     if size > MAX_CONVERSATION_BYTES:
-        why = f"the conversation is {size} bytes long; the limit is {MAX_CONVERSATION_BYTES}"
+        why = f"the conversation is too long ({size} bytes; limit: {MAX_CONVERSATION_BYTES})"
         again = "Start over with /clear, or send a shorter message." if len(messages) > 1 else "Send a shorter text."
         raise usage_error("chat", why, again)
+
+
+def _checked_calls(calls: Any) -> int:
+    """The size of a message's calls. Refuses those that templates cannot write."""
+    for call in calls if isinstance(calls, (list, tuple)) else (None,):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            why = "each tool call must have a function with a name"
+            raise usage_error("chat", why, 'Example: {"type": "function", "function": {"name": ..., "arguments": {}}}.')
+        if not isinstance(function.get("arguments"), Mapping):
+            raise usage_error("chat", "the arguments of each tool call must be an object", "Send an object.")
+    return _bytes(_json(calls))
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        raise usage_error("chat", "the tools or tool calls are not valid JSON", "Send valid JSON values.") from None
 
 
 _NEXT_STEP = "The template is unusual, damaged or malicious. Use another copy of the model."
@@ -104,7 +127,7 @@ def _over_limit(process: subprocess.Popen[bytes]) -> LimitExceeded:
     """The error for a child that ended without an answer."""
     if (found := _over_user_limit(process)) is not None:
         return found
-    why = "rendering takes too much memory or crashes"
+    why = "rendering ran out of memory or crashed"
     if process.wait() == -signal.SIGXCPU:
         why = f"rendering takes more than {CPU_SECONDS} s of CPU time"
     return LimitExceeded("chat template", why, _NEXT_STEP, ExitCode.BAD_FILE)
@@ -115,7 +138,7 @@ def _over_user_limit(process: subprocess.Popen[bytes]) -> LimitExceeded | None:
     before, most = _seconds_of_children(), _user_limit_s()
     if process.wait() not in (-signal.SIGXCPU, -signal.SIGKILL) or _seconds_of_children() - before < most - _CLOCK_S:
         return None
-    why = f"rendering needs more CPU time than this process may use ({most:.0f} s)"
+    why = f"rendering needs more CPU time than this process is allowed to use ({most:.0f} s)"
     return LimitExceeded("chat template", why, "Raise the limit with `ulimit -t unlimited`.")
 
 
@@ -132,7 +155,7 @@ def _user_limit_s() -> float:
 
 
 def _busy(seconds: float) -> LimitExceeded:
-    why = f"rendering got only {seconds:.1f} s of CPU time in {WALL_SECONDS:.0f} s, because the machine is busy"
+    why = f"rendering got only {seconds:.1f} s of CPU time in {WALL_SECONDS:.0f} s because the machine is busy"
     return LimitExceeded("chat template", why, "Try again when the machine is less busy.")
 
 

@@ -116,12 +116,12 @@ def answer(sandbox: ImmutableSandboxedEnvironment, request: dict[str, Any]) -> d
         for piece in compile_template(sandbox, request["template"]).generate(**request["variables"]):
             size += len(piece.encode("utf-8", "surrogatepass"))
             if size > MAX_OUTPUT_BYTES:
-                return {"error": f"its output exceeds {MAX_OUTPUT_BYTES} bytes"}
+                return {"error": f"the output exceeds {MAX_OUTPUT_BYTES} bytes"}
             pieces.append(piece)
     except Refused as words:
         return {"error": str(words)[:MAX_WORDS], "refused": True}
     except (RecursionError, MemoryError) as error:
-        return {"error": f"it exceeds the memory or recursion limit ({type(error).__name__})"}
+        return {"error": f"exceeds the memory or recursion limit ({type(error).__name__})"}
     except Exception as error:  # a template can raise any exception of Python objects
         return {"error": f"{type(error).__name__}: {str(error)[:MAX_WORDS]}"}
     return {"text": "".join(pieces)}

@@ -18,9 +18,10 @@ from typing import Any
 from localq.errors import usage_error
 from localq.sampling import THINK_CHOICES, THINK_LEVELS
 from localq.text import harmony, thinking_levels, thought_tags
-from localq.text.thinking_levels import SWITCH, listing
+from localq.text.thinking_levels import listing
 from localq.text.thought_tags import THINK, Tags
 from localq.text.tokenizer_like import TokenizerLike
+from localq.text.tools.channels import ToolChannels
 from localq.text.turn_marks import TurnMarks
 
 _THOUGHT_FIELD = "reasoning_content"  # of a message, from which most templates since Qwen3 read a thought
@@ -37,10 +38,10 @@ class ThoughtSplitter:
     closing   the mark that ends it
     """
 
-    def __init__(self, opened: str = "", channels: bool = True) -> None:
+    def __init__(self, opened: str = "", channels: bool = True, tools: bool = False) -> None:
         """opened: start of the reply in the prompt (`thought_opening`). channels: False for a model without channels:
-        text that looks like their marks is escaped, so that it stays text."""
-        self.head, self.thinking, self._may = opened, bool(opened), channels
+        text that looks like their marks is escaped, so that it stays text. tools: messages to tools are no thoughts."""
+        self.head, self.thinking, self._may, self._tools = opened, bool(opened), channels, tools
         self.tags = thought_tags.begun_by(opened)
         self.closing = (self.tags or THINK).closing
         self._begun = bool(opened)  # the form of the reply is known
@@ -58,6 +59,10 @@ class ThoughtSplitter:
     def in_header(self) -> bool:
         """Text that comes now belongs to the header of a message in a channel, not to thought or answer."""
         return self._channels is not None and self._channels.in_header
+
+    def take_messages(self) -> list[tuple[str, str]]:
+        """Messages to tools since the last time: recipient and text."""
+        return self._channels.take_messages() if isinstance(self._channels, ToolChannels) else []
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text; return what is final now of thought and answer."""
@@ -95,7 +100,7 @@ class ThoughtSplitter:
         if in_channels and not self._may:
             self._held, self._begun = harmony.escape_marks(self._held), True
         elif in_channels:
-            self._channels, self._begun = harmony.Channels(), True
+            self._channels, self._begun = ToolChannels() if self._tools else harmony.Channels(), True
         elif in_channels is False and not thought_tags.may_begin(self._held):  # an empty start may become a tag too
             self._begun = True
 
@@ -240,7 +245,7 @@ def minimal_variables(template: str | None) -> dict[str, Any]:
     """Variables of a chat template for as little thinking as possible."""
     text = template or ""
     if thinking_levels.can_switch_off(text):
-        return {SWITCH: False}
+        return _switched(text, on=False)
     found = thinking_levels.levels(text)
     return {thinking_levels.variable(text): found[0]} if found else {}
 
@@ -260,9 +265,9 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
     if think == "auto":
         return {}
     text = template or ""
-    switch, levels = SWITCH in text, thinking_levels.levels(text)
+    switch, levels = thinking_levels.switch(text) is not None, thinking_levels.levels(text)
     if think in levels:
-        return {thinking_levels.variable(text): think} | ({SWITCH: True} if switch else {})
+        return {thinking_levels.variable(text): think, **_switched(text, on=True)}
     if think in THINK_LEVELS and levels:
         why = f"this model supports only {listing(levels, 'and')}"
         raise usage_error(f"think {think}", why, f"Use --think {listing(levels, 'or')}.")
@@ -270,9 +275,9 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
         step = "Use --think or --no-think." if switch else "Remove --think."
         raise usage_error(f"think {think}", "this model has no thinking levels", step)
     if think == "on" and switch:
-        return {SWITCH: True}
+        return _switched(text, on=True)
     if think == "off" and thinking_levels.can_switch_off(text):
-        return {SWITCH: False}
+        return _switched(text, on=False)
     always = switch or bool(levels) or thought_tags.of_template(text) is not None
     if think == "on" and always:
         return {}  # this model always thinks
@@ -280,6 +285,14 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
         step = f"The minimum is --think {levels[0]}." if levels else "Limit it with --think-budget."
         raise usage_error("think off", "this model always thinks", step)
     raise usage_error(f"think {think}", "this model has no thinking mode", "Remove --think.")
+
+
+def _switched(text: str, on: bool) -> dict[str, Any]:
+    """The variable of the switch for thinking, {} for a template without one."""
+    if (found := thinking_levels.switch(text)) is None:
+        return {}
+    name, *values = found
+    return {name: values[0 if on else 1]}
 
 
 def preservation(template: str | None, choice: str) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from localq.sampling import THINK_LEVELS
 from localq.text import template
 
 SWITCH = "enable_thinking"
+# Variable that turns thoughts on and off -> its values for both. Granite's; Seed-OSS's budget in tokens, where -1 is no
+# limit. Their names are words of prompts as well, so that only rendering tells whether a template reads them.
+_MORE_SWITCHES: dict[str, tuple[Any, Any]] = {"thinking": (True, False), "thinking_budget": (-1, 0)}
 # Variable -> levels of the models that have it: OpenAI's harmony, and Muse Glimmer.
 DOCUMENTED = {
     "reasoning_effort": ("low", "medium", "high"),
@@ -56,11 +59,23 @@ def _takes(text: str, name: str, level: str, unknown: str | None) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
+def switch(text: str) -> tuple[str, Any, Any] | None:
+    """The variable that turns thoughts of the template `text` on and off, and its values for both; None for none."""
+    if SWITCH in text:
+        return SWITCH, True, False
+    known = ((name, *values) for name, values in _MORE_SWITCHES.items() if name in text)
+    return next(
+        (each for each in known if _rendered(text, {each[0]: each[1]}) != _rendered(text, {each[0]: each[2]})), None
+    )
+
+
+@functools.lru_cache(maxsize=8)
 def can_switch_off(text: str) -> bool:
     """Whether the template `text` has a switch for thinking, and does not refuse to turn it off."""
-    if SWITCH not in text:
+    if (found := switch(text)) is None:
         return False
-    return _rendered(text, {SWITCH: True}) is None or _rendered(text, {SWITCH: False}) is not None
+    name, on, off = found
+    return _rendered(text, {name: on}) is None or _rendered(text, {name: off}) is not None
 
 
 def _rendered(text: str, variables: dict[str, Any]) -> str | None:

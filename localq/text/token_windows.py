@@ -59,6 +59,6 @@ def _windows(ids: list[int], size: int, most: int | None, name: str) -> Iterator
     """Windows of `size` without the tail. Raises LocalqError (exit 2) where there is none."""
     count = len(ids) // size
     if count == 0:
-        why = f"only {len(ids)} tokens long, less than one window of {size}"
+        why = f"the text has only {len(ids)} tokens, fewer than one window of {size}"
         raise usage_error(name, why, "Use a longer text, or a smaller --window.")
     return (ids[index * size : (index + 1) * size] for index in range(count if most is None else min(count, most)))

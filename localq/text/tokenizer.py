@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ class Tokenizer:
         So what a template writes around every turn is no repetition, and the end of a turn is never punished.
         """
         ids = sorted(id for id in self.backend.get_vocab().values() if id < self.rows)
-        with report_panics(TOKENIZER, "it fails on these tokens", FETCH_AGAIN):
+        with report_panics(TOKENIZER, "cannot decode these tokens", FETCH_AGAIN):
             texts = self.backend.decode_batch([[id] for id in ids], skip_special_tokens=False)
         breaking = (id for id, text in zip(ids, texts, strict=True) if any(part in text for part in BREAKERS))
         return frozenset(breaking) | self.skipped_ids
@@ -93,7 +93,7 @@ class Tokenizer:
         if count > rows:  # added tokens may lie beyond: gemma 3's for images do, in its models for text
             raise bad_file(
                 TOKENIZER,
-                f"it has {count:,} tokens, but the model's vocabulary has {rows:,}",
+                f"vocabulary size mismatch: the tokenizer has {count:,} tokens, but the model has {rows:,}",
                 FETCH_AGAIN,
             )
         return cls(backend, special, files.chat_template, end_of_turn.stop_ids(backend, special, files), rows)
@@ -111,23 +111,40 @@ class Tokenizer:
         """
         raw = text.encode("utf-8", "replace")  # lone surrogates are no text
         if len(raw) > MAX_TEXT_BYTES:
-            why = f"{len(raw)} bytes long; the limit is {MAX_TEXT_BYTES}"
+            why = f"too long ({len(raw)} bytes; limit: {MAX_TEXT_BYTES})"
             raise usage_error("the text", why, "Send a shorter text.")
         seconds = MAX_SECONDS * max(1.0, len(raw) / 2**20)
         ids: list[int] = list(encode_within(seconds, self.backend, raw.decode(), special).ids)
         if (largest := max(ids, default=0)) >= self.rows:
-            why = f"it returns the id {largest:,}, which is outside the model's vocabulary of {self.rows:,}"
+            why = f"token id {largest:,} is outside the model's vocabulary of {self.rows:,} tokens"
             raise bad_file(TOKENIZER, why, FETCH_AGAIN)
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids` without special tokens."""
-        with report_panics(TOKENIZER, "it fails on these tokens", FETCH_AGAIN):
-            return self.backend.decode([id for id in ids if id not in self.skipped_ids], skip_special_tokens=False)
+    @functools.cached_property
+    def grammar_tokens(self) -> dict[str, int]:
+        """Added tokens that a grammar names by id: llguidance matches no text with special tokens, nor with `<...>`."""
+        added = self.backend.get_added_tokens_decoder().items()
+        in_brackets = re.compile(r"<.*>", re.DOTALL)
+        return {
+            token.content: id
+            for id, token in added
+            if id < self.rows and (token.special or in_brackets.fullmatch(token.content))
+        }
 
-    def stream(self) -> Detokenizer:
-        """A new detokenizer, for one reply."""
-        return Detokenizer(self)
+    def decode(self, ids: Sequence[int], skipped: frozenset[int] | None = None) -> str:
+        """Text of `ids` without special tokens, or without `skipped`."""
+        without = self.skipped_ids if skipped is None else skipped
+        with report_panics(TOKENIZER, "cannot decode these tokens", FETCH_AGAIN):
+            return self.backend.decode([id for id in ids if id not in without], skip_special_tokens=False)
+
+    def token_text(self, id: int) -> str:
+        """Text of a token by itself, special ones included; U+FFFD for each byte that is no whole character."""
+        with report_panics(TOKENIZER, "cannot decode these tokens", FETCH_AGAIN):
+            return self.backend.decode([id], skip_special_tokens=False)
+
+    def stream(self, shown: Collection[str] = ()) -> Detokenizer:
+        """A new detokenizer, for one reply. shown: special tokens that stay text, such as marks of tool calls."""
+        return Detokenizer(self, shown)
 
     def prompt_ids(self, text: str) -> list[int]:
         """Ids of a plain text to complete."""
@@ -157,9 +174,10 @@ class Detokenizer:
 
     over = False  # only channel marks end an answer (`harmony.ChannelDetokenizer`)
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[str] = ()) -> None:
+        """shown: see `Tokenizer.stream`."""
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.skipped_ids
+        self._skipped = tokenizer.skipped_ids.difference(map(tokenizer.backend.token_to_id, shown))
         self._ids: list[int] = []
         self._start = 0  # decoding starts here; earlier text is final
         self._settled = 0  # ids whose text was returned
@@ -175,7 +193,7 @@ class Detokenizer:
 
     def finish(self) -> str:
         """End the reply; return the held text."""
-        text = self._tokenizer.decode(self._ids[self._start :])
+        text = self._text()
         piece = text[len(self._shown) :] if text.startswith(self._shown) else ""
         self._settled, self._shown = len(self._ids), text
         return piece
@@ -187,7 +205,7 @@ class Detokenizer:
             # Byte tokens are decoded as a group, across skipped tokens and ids of the padding of an embedding: their
             # text depends on where the group ends.
             return ""
-        text = self._tokenizer.decode(self._ids[self._start :])
+        text = self._text()
         if text.endswith(_HELD_BACK) or not text.startswith(self._shown):
             return ""
         piece = text[len(self._shown) :]
@@ -195,8 +213,11 @@ class Detokenizer:
             return ""
         # The window moves to the tokens just returned: they are the context of the next.
         self._start, self._settled = self._settled, len(self._ids)
-        self._shown = self._tokenizer.decode(self._ids[self._start :])
+        self._shown = self._text()
         return piece
+
+    def _text(self) -> str:
+        return self._tokenizer.decode(self._ids[self._start :], self._skipped)
 
 
 def read(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str]]:

@@ -56,14 +56,14 @@ def encode_within(
     """
 
     def work() -> tokenizers.Encoding:
-        with report_panics(TOKENIZER, "it fails on this text", FETCH_AGAIN):
+        with report_panics(TOKENIZER, "cannot encode this text", FETCH_AGAIN):
             # Only the library's batch call lets other threads run.
             return backend.encode_batch([text], add_special_tokens=special)[0]
 
     try:
         return run_with_timeout(seconds, work)
     except TimeoutError:
-        why = f"it takes more than {seconds:.0f} s to process {len(text)} characters"
+        why = f"processing {len(text)} characters took more than {seconds:.0f} s"
         raise bad_file(TOKENIZER, why, FETCH_AGAIN) from None
 
 
@@ -77,12 +77,16 @@ def read_backend(files: ModelFiles) -> tokenizers.Tokenizer:
         raise bad_file(str(files.path / "tokenizer.json"), "no such file", next_step)
     text = read_text(path, MAX_TOKENIZER_BYTES)
     if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
-        raise bad_file(str(path), f"defines more than {MAX_TOKENS:,} tokens or {2 * MAX_TOKENS:,} merges", next_step)
+        raise bad_file(
+            str(path),
+            f"too many tokens or merges (limits: {MAX_TOKENS:,} tokens, {2 * MAX_TOKENS:,} merges)",
+            next_step,
+        )
     with report_panics(str(path), "malformed", next_step):
         backend = Tokenizer.from_str(text)
     for step in (backend.normalizer, backend.decoder):
         if step is not None and (growth := _growth(json.loads(step.__getstate__()))) > MAX_GROWTH:
-            why = f"can expand text to {growth} times its length; the limit is {MAX_GROWTH} times"
+            why = f"encoding can expand text to {growth} times its length (limit: {MAX_GROWTH})"
             raise bad_file(str(path), why, "The file may be malicious; use another copy of the model.")
     # Settings of training; a prompt must never be truncated or padded.
     backend.no_truncation()
@@ -138,7 +142,7 @@ def _add_declared(backend: tokenizers.Tokenizer, files: ModelFiles) -> None:
     if not isinstance(declared, dict):
         return
     if len(declared) > MAX_DECLARED:
-        why = f"declares {len(declared):,} added tokens; the limit is {MAX_DECLARED:,}"
+        why = f"too many added tokens ({len(declared):,}; limit: {MAX_DECLARED:,})"
         raise bad_file(str(files.path / "tokenizer_config.json"), why, "Use another copy of the model.")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     wanted = {int(id): token for id, token in declared.items() if _is_id(id) and isinstance(token, dict)}

@@ -208,11 +208,14 @@ class LocalqApp(ChatApp):
     def on_switch_requested(self, message: SwitchRequested) -> None:
         """Switch models, for `/model NAME`."""
         if self._is_free_to_switch():
-            self._switch_to(message.switch.name, message.switch.format)
+            self._switch_to(message.switch.name, message.switch.format, message.switch.draft)
 
     @work(exclusive=True, group="models")
-    async def _switch_to(self, name: str, format: str | None) -> None:
-        await self._switch(name, OpenOptions(format))
+    async def _switch_to(self, name: str, format: str | None, draft: str | None = None) -> None:
+        await self._switch(name, self._options(format), draft)
+
+    def _options(self, format: str | None, force: bool = False) -> OpenOptions:
+        return OpenOptions(format, force, fresh=self.wanted is not None and self.wanted.fresh)
 
     def _is_free_to_switch(self) -> bool:
         """No other model is being opened: cancelling that would leave the conversation without one."""
@@ -220,19 +223,21 @@ class LocalqApp(ChatApp):
             self.notify("Another model is loading; please wait.", markup=False)
         return not self._switching
 
-    async def _switch(self, name: str, wanted: OpenOptions) -> None:
+    async def _switch(self, name: str, wanted: OpenOptions, draft: str | None = None) -> None:
         self._switching = True
         try:
-            await self._switched(name, wanted)
+            await self._switched(name, wanted, draft)
         finally:
             self._switching = False
 
-    async def _switched(self, name: str, wanted: OpenOptions) -> None:
-        """Continue the conversation with another model. The current one is unloaded first; if the other cannot be
-        opened, the next message loads it again."""
+    async def _switched(self, name: str, wanted: OpenOptions, draft: str | None) -> None:
+        """Continue the conversation with another model, or another draft model beside it.
+
+        The current one is unloaded first; if the other cannot be opened, the next message loads it again.
+        """
         from localq.tui.models.opening_screen import OpeningScreen
 
-        old, settings = self.model, self.settings.replace(model=name)
+        old, settings = self.model, self.settings.replace(model=name, draft=draft)
         if self._opening is not None:
             self._opening.abandon()
             self._opening = None
@@ -240,7 +245,8 @@ class LocalqApp(ChatApp):
             record = old.session.record
             origins = without_model(old.session.origins)
             stop, unsaved = old.session.stop_strings, tuple(old.session.unsaved)
-            self.start_with = Start(record, old.session.store, stop, origins=origins, unsaved=unsaved)
+            box = old.session.tools.toolbox
+            self.start_with = Start(record, old.session.store, stop, origins=origins, unsaved=unsaved, toolbox=box)
             settings = resumed_settings(record, settings, {"model": name})
             self.chat.conversation.model = None
             await asyncio.to_thread(old.close)
@@ -343,7 +349,7 @@ class LocalqApp(ChatApp):
         finally:
             self._picking = False
         if picked is not None:
-            await self._switch(picked.name, OpenOptions(picked.format, picked.force))
+            await self._switch(picked.name, self._options(picked.format, picked.force))
         elif self.model is None and self._opening is None and not self._choosing:
             self.leave()  # there is no chat to go back to
 

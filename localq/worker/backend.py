@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from localq.errors import ExitCode, LocalqError
+from localq.planner import footprint
 from localq.planner.speed import roofline
 from localq.worker.messages import (
     CacheRestored,
@@ -109,7 +110,8 @@ class TorchBackend:
     def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
         """Load the model of `request`; an earlier one is freed first."""
         from localq.engine import generate, snapshot
-        from localq.engine.load import device, load
+        from localq.engine.load import device, draft_head, load
+        from localq.engine.load import draft as load_draft
         from localq.files import model_folder
 
         started, clock = time.monotonic(), StageClock()
@@ -122,8 +124,16 @@ class TorchBackend:
             clock.begin(stage)
             on_progress(stage, done, total)
 
-        model = load.load(files, request.options, report, may_map=True)
-        self._engine = engine = generate.Engine(model, on_progress=report)
+        options = request.options
+        draft_files = model_folder.open_model(Path(options.draft_path)) if options.draft_path else None
+        model = load.load(files, options, report, may_map=True, draft=draft_files)
+        if draft_files is None:
+            draft = draft_head.load_head(files, model, options, report, may_map=True)
+        else:
+            draft = load_draft.load_draft(draft_files, model, options, report, may_map=True)
+        self._engine = engine = generate.Engine(
+            model, on_progress=report, draft_tokens=options.draft_tokens, draft=draft
+        )
         loaded = Loaded(
             name=request.options.name or files.name,
             device=model.device.type,
@@ -143,6 +153,10 @@ class TorchBackend:
             notes=list(engine.notes),
             gpu_uuid=device.device_uuid(model.device),
             reads=_reads(model, engine.ledger()),
+            draft_tokens=engine.draft_tokens,
+            no_drafts=engine.no_drafts if request.options.draft_tokens else "",
+            draft_model=engine.draft_model,
+            no_mtp=model.no_mtp,
             stages={**self._first_stages, **clock.stages()},
         )
         self._first_stages = {}
@@ -165,6 +179,7 @@ class TorchBackend:
         steps = engine.generate(
             request.prompt, request.sampling, stop_ids, request.max_tokens, cancelled,
             breakers=frozenset(request.breaker_ids), constraint=budget or constraint, marks=request.marks,
+            draft_tokens=request.draft_tokens, ask_draft_model=request.ask_draft_model, logits=request.logits,
         )  # fmt: skip
         return steps if budget is None else budget.count(steps)
 
@@ -233,8 +248,8 @@ def _host(model: LoadedModel) -> dict[str, int]:
     if model.device.type != "cuda":
         return {"reading": model.plan.ledger.components["scratch"], **kept}
     arch, found = model.plan.arch, {"snapshots": WORKERS * BLOCK, **kept}
-    if model.embed == "host" and arch is not None:
-        found["embedding"] = model.dtype.itemsize * arch.embedding_parameters
+    if arch is not None and (rows := footprint.host_tables(arch, model.plan.placement)):
+        found["embedding"] = model.dtype.itemsize * rows
     return found
 
 

@@ -46,6 +46,7 @@ from localq.worker.messages import (
 )
 from localq.worker.process import KILL_S, EngineProcess
 from localq.worker.recovery import CanaryResult, Recovery, canary_request
+from localq.worker.shared import SharedEngine, SharedProcess
 
 # -P: the working folder (it may be a downloaded model) must not provide modules
 COMMAND = (sys.executable, "-P", "-m", "localq.worker.server")
@@ -53,8 +54,9 @@ LOG_LINES = 200
 SILENCE_S = STEP_LIMIT_S + 5.0  # the process's own watchdog reacts first, if it can
 FILE_S = 300.0  # 4 GiB, to a disk of 15 MB/s
 Answer = TypeVar("Answer", Profiled, CacheSaved, CacheRestored)
-NEXT = "Your next message starts a new engine process."
+NEXT = "Your next message will start a new engine process."
 ONCE = "Run the command again."  # where no message follows
+SERVER = "server"  # subject of errors of a shared engine
 
 
 class EngineClient:
@@ -66,16 +68,20 @@ class EngineClient:
         recovery: Recovery | None = None,
         silence_s: float = SILENCE_S,
         file_s: float = FILE_S,
+        shared: SharedEngine | None = None,
     ) -> None:
-        """Set the limits: silence_s without an event in a reply on a GPU, file_s for a snapshot."""
-        self._command = tuple(command)
+        """Set the limits: silence_s without an event in a reply on a GPU, file_s for a snapshot.
+
+        shared: a server's engine, which is used as long as it holds what is loaded; else a process of its own.
+        """
+        self._command, self._shared = tuple(command), shared
         self._recovery = recovery or Recovery()
         self._silence_s, self._file_s = silence_s, file_s
         self._ids = itertools.count(-1, -1)  # for requests other than replies, whose ids count up in the session
         self.next_step = NEXT  # after a death in a reply; ONCE where no message follows
         self._loaded: Loaded | None = None
         self._loading: LoadedFiles | None = None
-        self._process: EngineProcess | None = None
+        self._process: EngineProcess | SharedProcess | None = None
         self._events: queue.Queue[Event | LocalqError | None] = queue.Queue()
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
 
@@ -96,21 +102,55 @@ class EngineClient:
         """The last lines that the process wrote to stderr."""
         return tuple(self._log)
 
+    @property
+    def is_shared(self) -> bool:
+        """True while the engine is that of a server."""
+        return isinstance(self._process, SharedProcess)
+
+    def share(self, engine: SharedEngine) -> None:
+        """Use the engine of a server from the next load on, if that holds what is loaded."""
+        self._drop_shared()
+        self._shared = engine
+
     def start(self) -> None:
-        """Start the process unless it runs, in a separate session, so that Ctrl-C at the terminal does not reach it."""
-        if self.alive:
-            return
-        self.close()
+        """Start the process unless it runs, in a separate session, so that Ctrl-C at the terminal does not reach it.
+
+        Where a server's engine may serve, the load decides.
+        """
+        if self._shared is None and not self.alive:
+            self._begin(lambda: EngineProcess(self._command))
+
+    def _start_for(self, request: Load) -> None:
+        """Start a process for `request`, or take the server's engine, if that holds it."""
+        if self._shared is not None and not self._shared.holds(request):
+            if self.is_shared:
+                self._end_process()
+            self._drop_shared()
+        shared = self._shared
+        if not self.alive:
+            self._begin(lambda: EngineProcess(self._command) if shared is None else SharedProcess(shared))
+
+    def _begin(self, start: Callable[[], EngineProcess | SharedProcess]) -> None:
+        self._end_process()
         self._events = queue.Queue()
         self._log.clear()
-        self._process = EngineProcess(self._command)
+        self._process = start()
         self._process.listen(self._events, self._log)
 
     def close(self) -> None:
-        """End the process within 2 s; idempotent."""
+        """End the process within 2 s, or the connection to a server; idempotent."""
+        self._end_process()
+        self._drop_shared()
+
+    def _end_process(self) -> None:
         process, self._process, self._loaded = self._process, None, None
         if process is not None:
             process.end()
+
+    def _drop_shared(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()
 
     def __enter__(self) -> EngineClient:
         self.start()
@@ -129,8 +169,8 @@ class EngineClient:
         if self._process is not None and not self.alive:
             self._death()  # not reported yet
         asked = request if self.alive else self._recovery.permit(request)
-        self.start()
-        self._loaded, self._loading = None, LoadedFiles.of(Path(asked.path))
+        self._start_for(asked)
+        self._loaded, self._loading = None, None if self.is_shared else LoadedFiles.of(Path(asked.path))
         try:
             self._send(asked)
             for event in self._replies():
@@ -139,13 +179,22 @@ class EngineClient:
                 elif isinstance(event, Loaded):
                     return self._confirm(request, event)
                 elif isinstance(event, Failed) and event.id is None:
+                    if self.is_shared and event.error["what"] == SERVER:  # it has taken another model since
+                        break
                     raise self._failure(event)
         finally:
             self._loading = None
+        if self.is_shared:
+            self.close()
+            return self.load(request, on_event)
         raise AssertionError("replies end only by raising")
 
     def _confirm(self, request: Load, loaded: Loaded) -> Loaded:
+        if self.is_shared:  # the server has told its notes, and has checked the engine
+            loaded = dataclasses.replace(loaded, shared=True, load_s=0.0, stages={}, notes=[])
         self._loaded = loaded
+        if self.is_shared:
+            return loaded
         try:
             self._recovery.confirm(request, loaded, self._canary)
         except LocalqError:
@@ -197,7 +246,7 @@ class EngineClient:
             raise self._death()
         self._send(request)
         finished = False
-        limit_s = self._silence_s if self._on_gpu else None
+        limit_s = self._silence_s if self._on_gpu and not self.is_shared else None
         try:
             for event in self._replies(limit_s):
                 finished = isinstance(event, Done | Failed) and event.id in (request.id, None)
@@ -221,7 +270,7 @@ class EngineClient:
     def _send(self, request: Request) -> None:
         line = messages.encode(request)
         if len(line) > messages.MAX_LINE_BYTES:
-            limit = f"the prompt is larger than {messages.MAX_LINE_BYTES // 2**20} MiB"
+            limit = f"the prompt is too large (limit: {messages.MAX_LINE_BYTES // 2**20} MiB)"
             raise LocalqError(PROCESS, limit, SHORTEN, ExitCode.USAGE)
         process, matters = self._process, not isinstance(request, Cancel)
         if process is None:
@@ -266,7 +315,7 @@ class EngineClient:
 
     def _failure(self, failed: Failed) -> LocalqError:
         error = failed.to_error()
-        if not failed.dying:
+        if not failed.dying or self.is_shared:
             return error
         on_gpu = self._on_gpu or error.what == GPU
         if not error.next_step:
@@ -283,6 +332,9 @@ class EngineClient:
     def _death(self) -> LocalqError:
         """Return the error for a missing process: its signal or exit code, and its last log line."""
         process = self._process
+        if isinstance(process, SharedProcess):
+            self.close()  # the next load starts a process
+            return self._dead(SERVER, "closed the connection")
         if process is None:
             return self._dead(PROCESS, "not running")
         code = process.code()

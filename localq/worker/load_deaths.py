@@ -15,7 +15,7 @@ from localq.processes import exit_reason
 from localq.worker.messages import DOCTOR, PROCESS
 
 _MEMORY = "The system may be out of memory: use a smaller model or a shorter context (--ctx), or close other programs."
-_AGAIN = "Check the disk, and run the command again when no other program is writing to the file."
+_AGAIN = "Check the disk, then run the command again while no other program is writing to the file."
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LoadedFiles:
         if code == -signal.SIGBUS:
             file = self._suspect()
             what = "a file in it" if file.is_dir() else "the file"
-            why = f"{what} could not be read, or changed while localq was reading it (engine process: {reason})"
+            why = f"{what} could not be read, or was modified while localq was reading it (engine process: {reason})"
             return bad_file(str(file), why, _AGAIN)
         why = f"stopped while loading the model ({reason})" + (f": {last}" if last else "")
         step = _MEMORY if code == -signal.SIGKILL else DOCTOR

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from localq.errors import ExitCode, LocalqError
 from localq.kv_bits import KvBits
 from localq.planner.load_options import LoadOptions
-from localq.sampling import Sampling
-from localq.stats import Stats
+from localq.sampling import LogitOptions, Sampling
+from localq.stats import Stats, TokenLogprob
 from localq.text.grammar import Grammar
 
 MAX_LINE_BYTES = 64 * 2**20  # a 1M-token prompt is about 8 MB of JSON
@@ -54,6 +55,9 @@ class Generate:
     think_budget: int | None = None  # tokens of the thought, which is then ended; None = as many as the model takes
     begun: str = ""  # start of the reply that the prompt contains, with its thought; only read with `think_budget`
     marks: list[int] = field(default_factory=list)  # lengths of the prompt that a later one may go back to
+    draft_tokens: int = 0  # of a draft, at most; 0: one token a step
+    ask_draft_model: bool = True  # drafts may be of the draft model, if one is loaded
+    logits: LogitOptions | None = None  # bias, penalties and log probabilities
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,17 @@ class RestoreCache:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """End the engine process."""
+    """End the engine process; on the socket of a server, this connection."""
+
+
+@dataclass(frozen=True)
+class AskStatus:
+    """Ask a server for its status; answered by ServerStatus. Only on the socket of a server, as StopServer."""
+
+
+@dataclass(frozen=True)
+class StopServer:
+    """End the server, after the replies that are running; the connection is closed at its end."""
 
 
 # ---- engine -> front end
@@ -104,6 +118,51 @@ class Ready:
     """The process runs; sent once, before torch is imported."""
 
     pid: int
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The model that a server holds, or loads for the next reply; sent behind Ready on its socket.
+
+    model    its name
+    asked    the name that the server was started with, which may select another format on another machine
+    format   the weight format that was asked for; "" = none
+    load     the request of its load; None before the first one
+    """
+
+    model: str
+    asked: str
+    format: str = ""
+    load: Load | None = None
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """The status of a server. Times in seconds since 1970.
+
+    pid, url     of the server process; "" where it listens on its socket only
+    model        its name
+    format, device, context_size   of the model, as in `Loaded`; empty and 0 while it is unloaded
+    bytes        of GPU memory, or of RAM on the CPU; 0 while it is unloaded
+    loaded       the model is in memory; loading: it is being loaded; busy: a reply is running
+    queued       requests that wait
+    started, unloads_at   unloads_at None: the model stays
+    """
+
+    pid: int
+    model: str
+    version: str
+    url: str = ""
+    format: str = ""
+    device: str = ""
+    context_size: int = 0
+    bytes: int = 0
+    loaded: bool = False
+    loading: bool = False
+    busy: bool = False
+    queued: int = 0
+    started: float = 0.0
+    unloads_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +184,10 @@ class Loaded:
     kv_bits, embed, head  the values in use
     gpu_uuid  empty on the CPU; reads: the fields of `roofline.Reads`, empty where the roofline is unknown
     stages   stage in words -> seconds, in order: start and imports of a new engine process, then those of the load
+    draft_tokens  of a draft that a step can verify, at most; no_drafts: why there are none, where they were wanted
+    draft_model   name of the draft model that is loaded beside it, "mtp" for the model's MTP block; "" = none
+    no_mtp        why no MTP block drafts, where one would be taken
+    shared   the engine is a server's, whose cache other conversations use too; set by the client
     """
 
     name: str
@@ -146,6 +209,11 @@ class Loaded:
     gpu_uuid: str = ""
     reads: dict[str, int] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
+    draft_tokens: int = 0
+    no_drafts: str = ""
+    draft_model: str = ""
+    shared: bool = False
+    no_mtp: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,11 +226,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tokens:
-    """New token ids of the reply, in order (a stop token is not among them)."""
+    """New token ids of the reply, in order (a stop token is not among them). logprobs: of each, where asked for."""
 
     id: int
     ids: list[int]
     stats: Stats
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        read = [TokenLogprob(**each) if isinstance(each, dict) else each for each in self.logprobs]  # out of JSON
+        object.__setattr__(self, "logprobs", read)
 
 
 @dataclass(frozen=True)
@@ -211,17 +284,23 @@ class Failed:
         return LocalqError.from_dict(self.error)
 
 
-Request = Load | Generate | Profile | SaveCache | RestoreCache | Cancel | Shutdown
-Event = Ready | Loading | Loaded | Progress | Tokens | Done | Profiled | CacheSaved | CacheRestored | Failed
-_TYPES: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind
-    for kind in (
-        *(Load, Generate, Profile, SaveCache, RestoreCache, Cancel, Shutdown),
-        *(Ready, Loading, Loaded, Progress, Tokens, Done, Profiled, CacheSaved, CacheRestored, Failed),
-    )
-}
-_NESTED: dict[str, type[Any]] = {"options": LoadOptions, "sampling": Sampling, "stats": Stats, "grammar": Grammar}
-_OPTIONAL = frozenset({"grammar"})
+Request = Load | Generate | Profile | SaveCache | RestoreCache | Cancel | Shutdown | AskStatus | StopServer
+Event = (
+    Ready | Holding | ServerStatus | Loading | Loaded | Progress | Tokens | Done | Profiled | CacheSaved
+    | CacheRestored | Failed
+)  # fmt: skip
+_TYPES: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in (*get_args(Request), *get_args(Event))}
+
+
+def _load(path: str, options: dict[str, Any]) -> Load:
+    return Load(path, LoadOptions(**options))
+
+
+_NESTED: dict[str, Callable[..., Any]] = {
+    "options": LoadOptions, "sampling": Sampling, "stats": Stats, "grammar": Grammar, "logits": LogitOptions,
+    "load": _load,
+}  # fmt: skip
+_OPTIONAL = frozenset({"grammar", "logits", "load"})
 
 
 def encode(message: Request | Event) -> bytes:

@@ -41,7 +41,7 @@ def check_here() -> str:
     """`why_lost` in this process."""
     found = driver.probe_driver()
     if not found.present:
-        return "the driver disappeared"
+        return "the driver is no longer loaded"
     if found.why_not:
         return found.why_not
     return next((each for each in gpus.probe().unavailable if "lost" in each.casefold()), "")  # NVML: "GPU is lost"

@@ -75,7 +75,7 @@ class Recovery:
         if loaded.device == "cuda":
             outcome, known = canary(), self._reference
             if self._died and known is not None and known.request == request and known.outcome != outcome:
-                why = "a known prompt gives a different reply after the restart, so results cannot be trusted"
+                why = "a known prompt produces a different reply after the restart, so results cannot be trusted"
                 step = f"Restart the machine. {DOCTOR} The conversation is safe."
                 raise LocalqError(GPU, why, step, ExitCode.NO_DEVICE)
             self._reference = _Reference(request, loaded, outcome)
@@ -86,7 +86,9 @@ class Recovery:
         if not why:
             return None
         step = "Restart the machine, or reseat the card; `localq chat --continue` resumes the conversation."
-        return LocalqError(GPU, f"lost because {why}{f' (after {cause})' if cause else ''}", step, ExitCode.NO_DEVICE)
+        return LocalqError(
+            GPU, f"the GPU was lost because {why}{f' (after {cause})' if cause else ''}", step, ExitCode.NO_DEVICE
+        )
 
     def _pin(self, request: Load) -> Load:
         """Return `request` with the choices of the earlier load: the same memory, and the same bits for the canary."""

@@ -21,7 +21,7 @@ from typing import BinaryIO, NoReturn
 
 from localq import disk, processes
 from localq.errors import ExitCode, LocalqError
-from localq.stats import Stats
+from localq.stats import Stats, TokenLogprob
 from localq.worker import messages
 from localq.worker.backend import Backend, TorchBackend
 from localq.worker.faults import first_line, is_device_fault, is_out_of_memory
@@ -101,7 +101,7 @@ class Server:
     def _skip_line(self, line: bytes) -> None:
         while line and not line.endswith(b"\n"):
             line = self._requests.readline(2**20)
-        cause = f"a request is larger than {messages.MAX_LINE_BYTES // 2**20} MiB"
+        cause = f"the request is too large (limit: {messages.MAX_LINE_BYTES // 2**20} MiB)"
         self.send(Failed(LocalqError(PROCESS, cause, SHORTEN, ExitCode.USAGE).to_dict()))
 
     # ---- the work
@@ -145,6 +145,7 @@ class Server:
 
     def _generate(self, request: Generate, backend: Backend) -> None:
         batch: list[int] = []
+        logprobs: list[TokenLogprob] = []
         stats, sent = Stats(), 0.0
         watched = backend.can_hang
         self._beat(watched)
@@ -152,11 +153,12 @@ class Server:
             for step in backend.generate(request, lambda: request.id in self._cancelled):
                 self._deadline = None  # sending may wait for a stopped front end (Ctrl-Z)
                 batch += step.ids
+                logprobs += step.logprobs
                 stats = step.stats
                 now = time.monotonic()
                 if batch and (step.reason or now - sent >= BATCH_S):
-                    self.send(Tokens(request.id, batch, stats))
-                    batch, sent = [], now
+                    self.send(Tokens(request.id, batch, stats, logprobs))
+                    batch, logprobs, sent = [], [], now
                 elif not step.ids and not step.reason:
                     self.send(Progress(request.id, stats))
                 if step.reason:
@@ -164,7 +166,7 @@ class Server:
                 self._beat(watched)
         finally:
             if batch:  # generated before the failure: the front end gets them
-                self.send(Tokens(request.id, batch, stats))
+                self.send(Tokens(request.id, batch, stats, logprobs))
             self._cancelled.discard(request.id)
 
     def _report_unexpected(self, error: Exception, id: int | None) -> None:

@@ -66,6 +66,19 @@ class ThinkingBudget:
         """True when nothing can follow."""
         return self._inner is not None and self._inner.stopped
 
+    def draft(self) -> list[int]:
+        """Return the rest of the ending, or what the grammar forces."""
+        self.free()
+        if self._ending:
+            return list(self._ending)
+        return [] if self._inner is None else self._inner.draft()
+
+    def fork(self) -> BudgetFork:
+        """Return a copy that goes as far as what comes next is certain."""
+        self.free()
+        inner = None if self._inner is None else self._inner.fork()
+        return BudgetFork(list(self._ending), self._left(), inner, self._rows)
+
     def count(self, steps: Iterator[Step]) -> Iterator[Step]:
         """The steps of the reply, with the number of forced tokens in their statistics."""
         for step in steps:
@@ -82,3 +95,49 @@ class ThinkingBudget:
         if state.thinking:
             return left or int(not state.can_end())
         return 0 if not left and state.can_end() else left + 1  # the next token may open the thought
+
+
+class BudgetFork:
+    """What a `ThinkingBudget` allows along a draft: its ending, or what its grammar allows within the budget.
+
+    It has stopped where the budget may say otherwise: a draft ends there.
+    """
+
+    def __init__(self, ending: list[int], left: int, inner: Constraint | None, rows: int) -> None:
+        """left: tokens that cannot be past the budget, where no ending is to come."""
+        self._ending, self._inner, self._rows = ending, inner, rows
+        self._left = len(ending) or left
+
+    def free(self) -> int:
+        """Return how many of the next tokens may be any."""
+        if self._ending:
+            return 0
+        return self._left if self._inner is None else min(self._left, self._inner.free())
+
+    def mask(self) -> Tensor:
+        """Return i32 [ceil(rows / 32)]."""
+        if self._ending:
+            return only(self._ending[0], self._rows)
+        assert self._inner is not None
+        return self._inner.mask()
+
+    def accept(self, token: int) -> None:
+        """Advance by a drafted token."""
+        self._left -= 1
+        self._ending = self._ending[1:]
+        if self._inner is not None:
+            self._inner.accept(token)
+
+    @property
+    def stopped(self) -> bool:
+        """True where no more is certain."""
+        return self._left <= 0 or (self._inner is not None and self._inner.stopped)
+
+    def draft(self) -> list[int]:
+        """Return nothing: a draft is made of what the budget itself forces."""
+        return []
+
+    def fork(self) -> BudgetFork:
+        """Return a copy that advances on its own."""
+        inner = None if self._inner is None else self._inner.fork()
+        return BudgetFork(list(self._ending), self._left, inner, self._rows)

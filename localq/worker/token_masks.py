@@ -5,6 +5,7 @@ llguidance computes them. It reads the model's own tokenizer, so the bytes of a 
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -48,8 +49,8 @@ class Vocabulary:
             backend.add_special_tokens([_NO_END])
             ends = missing = [id for id in (backend.token_to_id(_NO_END),) if id is not None]
         tokens = max(rows, backend.get_vocab_size(with_added_tokens=True))
-        next_step = "Chat with this model without a grammar."
-        with report_panics("the model's tokenizer", "it does not support grammars", next_step):
+        next_step = "Use this model without a grammar."
+        with report_panics("the model's tokenizer", "does not support grammars", next_step):
             self.tokens: LLTokenizer = LLTokenizer(backend.to_str(), n_vocab=tokens, eos_token=ends)
         self.known = _bits(rows, [*range(rows, -(-rows // WORD) * WORD), *missing])
         self.endless = _bits(rows, ends) & self.known
@@ -98,7 +99,7 @@ class GrammarConstraint:
     def __init__(self, wanted: Grammar, vocabulary: Vocabulary, begun: str = "", after: str = "") -> None:
         self._wanted, self._vocabulary = wanted, vocabulary
         self._after, self._thought = after.encode(), b""
-        self._count = 0
+        self._count, self._is_fork = 0, False
         self._matcher = grammar.matcher(wanted, vocabulary.tokens)
         self._keys = KeyScanner() if wanted.kind == "json_schema" else None
         if self._keys is not None:
@@ -122,7 +123,7 @@ class GrammarConstraint:
         known = self._vocabulary.known if self._matcher.is_accepting() else self._vocabulary.inside
         words = words[: len(known)] & known
         if not words.any():
-            why = f"it allows none of the model's tokens after token {self._count} of the reply"
+            why = f"none of the model's tokens is allowed after token {self._count} of the reply"
             raise usage_error(self._wanted.label, why, "Relax the grammar.")
         return words if self._keys is None else self._without_repeats(words, self._keys)
 
@@ -133,10 +134,30 @@ class GrammarConstraint:
         fewer = words & _bits(self._vocabulary.rows, repeating) if repeating else words
         return fewer if fewer.any() else words
 
+    def draft(self) -> list[int]:
+        """Return the ids that the grammar forces; empty where it leaves a choice."""
+        if self._after or self._matcher.is_stopped():
+            return []
+        return [id for id in self._matcher.compute_ff_tokens() if id < self._vocabulary.rows]
+
+    def fork(self) -> GrammarConstraint:
+        """Return a copy that advances on its own; it takes a matcher of its own with its first token."""
+        found = copy.copy(self)
+        found._is_fork = True
+        return found
+
+    def _separate(self) -> None:
+        """Take a matcher and keys of its own."""
+        self._matcher, self._is_fork = self._matcher.deep_copy(), False
+        if self._keys is not None:
+            self._keys = self._keys.copy()
+
     def accept(self, token: int) -> None:
         """Advance by the next token of the reply."""
         self._count += 1
         if not self._after:
+            if self._is_fork:
+                self._separate()
             self._matcher.consume_token(token)
             self._check()
             if self._keys is not None:

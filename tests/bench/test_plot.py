@@ -28,7 +28,7 @@ def test_a_profile_by_hand():
     assert qkv.split() == ["qkv", "32", "200.0", "6.25", "400.00", "2000", "50%", "67%"]
     assert head.split() == ["head", "1", "100.0", "100.00", "300.00", "3000", "75%", "33%"]
     assert total == ("kernels 300.0 µs, complete graph 310.0 µs (-3.2%): 700.0 MB, 56% of the measured 4000 GB/s")
-    assert host == "host gap 4.2 µs per token at position 128, timed by events"
+    assert host == "host gap 4.2 µs per token at position 128, timed with events"
 
 
 def test_bars_in_the_terminal():

@@ -108,7 +108,7 @@ def test_undo_right_behind_it_takes_it_back_and_later_takes_back_messages_first(
     assert "original turns again" in command(session, "/undo")
     assert store.find(None).conversation.summaries == []
     assert [m.content for m in session.prompt_messages()] == ["a", "1", "b", "2"]
-    with pytest.raises(LocalqError, match="not compacted"):
+    with pytest.raises(LocalqError, match="has not been compacted"):
         command(session, "/compact off")
     streamed(command(session, "/compact"))
     assert "original turns again" in command(session, "/compact off")
@@ -121,7 +121,7 @@ def test_a_second_summary_takes_the_first_into_account_and_other_branches_do_wit
     said(session, "c", "d")
     streamed(command(session, "/compact"))
     asked = session.client.prompts[-1]
-    assert "Summary of what came before it" in asked
+    assert "Summary of the earlier conversation" in asked
     assert "one" in asked
     assert "User: b" in asked
     assert "User: a" not in asked
@@ -168,8 +168,8 @@ def test_what_is_longer_than_the_context_is_summed_up_in_several_passes():
     assert f"pass 1 of {len(asked)}" in told[0]
     assert all(len(each) + 125 <= 1000 for each in asked)
     assert text == "sum"
-    assert "what came before it" not in asked[0]
-    assert all("Summary of what came before it (include it in your notes)" in each for each in asked[1:])
+    assert "Summary of the earlier" not in asked[0]
+    assert all("Summary of the earlier conversation (include it in your notes)" in each for each in asked[1:])
     assert session.conversation.turns[session.conversation.model_context()[0].upto].message.content == "2"
 
 

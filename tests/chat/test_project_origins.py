@@ -26,8 +26,15 @@ VALUES = {
     "top_p": (0.5, 0.6), "min_p": (0.1, 0.2), "repeat_penalty": (1.1, 1.2), "dry_multiplier": (0.8, 0.9),
     "dry_base": (2.0, 3.0), "dry_allowed_length": (3, 4), "dry_penalty_last_n": (10, 20), "xtc_probability": (0.1, 0.2),
     "xtc_threshold": (0.2, 0.3), "seed": (3, 4), "think_budget": (64, 128),
+    "draft": ("lookup", "off"), "draft_max": (3, 5),
 }  # fmt: skip
-OF_LOAD = {"ctx", "kv", "head"}  # not of the conversation: they count as long as the model is open
+OF_LOAD = {
+    "ctx",
+    "kv",
+    "head",
+    "draft",
+    "draft_max",
+}  # not of the conversation: they count as long as the model is open
 
 
 def test_every_setting_of_a_project_is_tried():
@@ -52,7 +59,7 @@ def started(store, settings: Settings, start: Start):
     session = session_over(["hi"], ["hi"], ["hi"], store=store)
     session.sampling, session.max_tokens = settings.sampling(Sampling()), settings.max_tokens
     session.system, session.think, session.think_budget = settings.system, settings.think, settings.think_budget
-    session.record.model = settings.model
+    session.record.model, session.draft, session.draft_max = settings.model, settings.draft, settings.draft_max
     start.attach(session)
     return session
 

@@ -21,7 +21,7 @@ def store(tmp_path) -> ConversationStore:
 
 SOON = (
     "(130 of 140 tokens). When it is full, the oldest turns are left out of the prompt; /compact replaces them with a "
-    "summary, /clear starts"
+    "summary, and /clear starts"
 )
 LEFT_OUT = (
     "the context is full: the oldest {} exchanges are left out of the prompt (not deleted), and the rest is "
@@ -93,7 +93,7 @@ def test_a_message_that_does_not_fit_alone_is_refused_and_the_conversation_goes_
     session = session_over(["a"], ["b"], context_size=140)
     streamed(session.ask("one"))
     with pytest.raises(
-        LocalqError, match="too long for the 140-token context: 217 tokens with the system prompt"
+        LocalqError, match=r"too long for the 140-token context \(217 tokens, including the system prompt\)"
     ) as caught:
         streamed(session.ask("x" * 200))
     assert caught.value.exit_code == ExitCode.USAGE
@@ -119,7 +119,7 @@ def test_a_conversation_longer_than_any_template_takes_goes_on(store):
     _, _, notices = streamed(session.ask("and now?"))
     assert notices[0].startswith("the context is full: the oldest 49")
     assert 0.7 * 9000 < len(session.client.prompts[-1]) <= 0.75 * 9000
-    with pytest.raises(LocalqError, match="far more"):
+    with pytest.raises(LocalqError, match="far too many tokens"):
         streamed(session.ask("x" * 10**6))
     streamed(session.ask("again"))
     assert len(store.find(None).conversation.turns) == 10_005

@@ -44,7 +44,7 @@ def test_an_answer_ends_at_the_default_length_and_continue_goes_on():
     assert text == reply.text == prose(ANSWER_TOKENS + 50)[:ANSWER_TOKENS]
     assert (reply.reason, reply.stats.generated_tokens) == ("default_length", ANSWER_TOKENS)
     assert told == [
-        "stopped at the default limit of 4,096 tokens; /continue resumes, /set max_tokens changes the limit"
+        "stopped at the default limit of 4,096 tokens; /continue resumes, and /set max_tokens changes the limit"
     ]
     assert session.client.cancelled.is_set()
     assert not session.messages[-1].complete
@@ -251,4 +251,4 @@ def test_a_watch_without_limits_ends_nothing():
 
 
 def test_the_help_of_the_setting_states_the_default_length() -> None:
-    assert f"unset = {ANSWER_TOKENS} tokens of answer" in DESCRIPTIONS["max_tokens"]
+    assert f"unset = {ANSWER_TOKENS} answer tokens" in DESCRIPTIONS["max_tokens"]

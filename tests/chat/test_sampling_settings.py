@@ -41,7 +41,7 @@ def own_config(tmp_path, monkeypatch):
 def test_what_has_no_effect_because_the_likeliest_token_is_taken_is_told():
     sampling = Sampling(top_p=0.9, xtc_probability=0.5)
     assert sampling.greedy_warning(["top_p", "top_k", "xtc_probability"]).startswith(
-        "top_p, xtc_probability: no effect at temperature 0"
+        "top_p, xtc_probability have no effect at temperature 0"
     )
     assert sampling.greedy_warning(["seed", "min_p", "dry_multiplier"]) == ""
     assert dataclasses.replace(sampling, temperature=0.1).greedy_warning(["top_p"]) == ""
@@ -64,7 +64,7 @@ def test_a_setting_without_effect_is_told_when_a_model_is_opened(tmp_path, monke
     said: list[str] = []
     monkeypatch.setattr(watcher, "say", said.append)
     with open_model.open_session(str(tmp_path), Settings(device="cpu", **given), watcher):
-        assert [1 for line in said if line.startswith("top_k: no effect")] == told
+        assert [1 for line in said if line.startswith("top_k has no effect")] == told
 
 
 def test_every_sampling_setting_is_a_setting_and_can_be_set_in_a_chat():

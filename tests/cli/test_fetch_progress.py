@@ -72,6 +72,9 @@ def test_chat_and_run_show_the_same_as_pull(terminal, monkeypatch, tmp_path):
         raise LocalqError("tiny", "broken off")
 
     class Client:
+        def __init__(self, shared):
+            """No server."""
+
         def start(self):
             """No process: nothing is loaded."""
 

@@ -48,7 +48,7 @@ def test_json_that_is_cut_is_a_failure_that_says_so(environment):
     ("arguments", "said"),
     [
         (["--json-schema", '{"type": "bogus"}'], "the JSON schema: Invalid type: bogus. Fix the JSON schema."),
-        (["--json-schema", "no-such-file.json"], "no-such-file.json: cannot read it"),
+        (["--json-schema", "no-such-file.json"], "no-such-file.json: cannot be read"),
         (["--grammar", "root ::= x"], "the grammar: line 1: unknown rule `x`. Fix the grammar."),
         (["--regex", "("], "the regular expression: unclosed group. Fix the regular expression."),
         (["--regex", "a", "--grammar", 'start: "a"'], "--regex: cannot be combined with --grammar."),
@@ -68,8 +68,8 @@ def test_a_chat_keeps_its_grammar_and_takes_another(environment):
     assert result.returncode == 0, result.stderr
     assert re.fullmatch(r"([0-9]{3}!\n){2}[xyz]{4}\n", result.stdout), result.stdout
     assert "answers are now constrained by regex [0-9]{3}!\n" in result.stderr
-    assert "[1: cannot read it" in result.stderr
-    assert "Write /grammar json" in result.stderr
+    assert "[1: cannot be read" in result.stderr
+    assert "Use /grammar json" in result.stderr
     assert "answers are now constrained by gbnf root ::= [xyz]{4}\n" in result.stderr
     result = localq_typed(environment, "chat", "--continue", "--no-stats", lines="Hi\n/grammar off\n/grammar\n")
     assert re.fullmatch(r"[xyz]{4}\n", result.stdout), result.stdout

@@ -64,3 +64,20 @@ def run(libraries: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", signal_default + PROGRAM], env=environment, capture_output=True, text=True, check=False,
         timeout=120, cwd=libraries,
     )  # fmt: skip
+
+
+def test_a_ctrl_c_while_the_last_one_is_handled_ends_with_130():
+    """Python would kill the process with SIGINT, which a shell takes for a crash of the whole script."""
+    program = """
+from localq import cli
+from localq.cli import command_line
+def interrupt(): raise KeyboardInterrupt
+command_line.note_lost_characters = interrupt
+def again(): raise KeyboardInterrupt
+command_line._ignore_interrupts = again
+cli.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (130, "")

@@ -7,6 +7,7 @@ import pytest
 from localq import gpus
 from localq.chat.open_model import load_request
 from localq.cli import execute, options
+from localq.drafts import MOST
 from localq.errors import ExitCode, LocalqError
 from localq.planner import choose
 from localq.planner.footprint import MIB
@@ -23,7 +24,7 @@ def no_own_settings(tmp_path, monkeypatch):
 
 def test_nothing_said_leaves_everything_to_the_planner():
     request = load_request("folder", "tiny", options.load_settings())
-    assert request == Load("folder", LoadOptions("tiny"))
+    assert request == Load("folder", LoadOptions("tiny", draft_tokens=MOST, mtp="auto"))
     assert (request.options.kv_bits, request.options.vram_bytes) == (None, None)
     assert (request.options.embed, request.options.head) == ("auto", "auto")
 
@@ -34,7 +35,17 @@ def test_flags_beat_the_environment_and_reach_the_engine(monkeypatch):
     settings = options.load_settings(vram="24", embed="host", head="nf4", ctx=4096)
     request = load_request("folder", "tiny", settings)
     assert request == Load(
-        "folder", LoadOptions("tiny", ctx=4096, kv_bits=8, vram_bytes=24_564 * MIB, embed="host", head="nf4")
+        "folder",
+        LoadOptions(
+            "tiny",
+            draft_tokens=MOST,
+            mtp="auto",
+            ctx=4096,
+            kv_bits=8,
+            vram_bytes=24_564 * MIB,
+            embed="host",
+            head="nf4",
+        ),
     )
     assert messages.decode(messages.encode(request)) == request
 
@@ -42,14 +53,14 @@ def test_flags_beat_the_environment_and_reach_the_engine(monkeypatch):
 def test_keys_and_values_in_different_bits_reach_the_engine(monkeypatch):
     monkeypatch.setenv("LOCALQ_KV", "k8v4")
     request = load_request("folder", "tiny", options.load_settings())
-    assert request == Load("folder", LoadOptions("tiny", kv_bits="k8v4"))
+    assert request == Load("folder", LoadOptions("tiny", kv_bits="k8v4", draft_tokens=MOST, mtp="auto"))
     assert messages.decode(messages.encode(request)) == request
 
 
 def test_what_stays_free_and_a_load_by_force_reach_the_engine(monkeypatch):
     monkeypatch.setenv("LOCALQ_RESERVE", "300MiB")
     assert load_request("folder", "tiny", options.load_settings(), True) == Load(
-        "folder", LoadOptions("tiny", reserve_bytes=300 * MIB, force=True)
+        "folder", LoadOptions("tiny", reserve_bytes=300 * MIB, force=True, draft_tokens=MOST, mtp="auto")
     )
     assert load_request("folder", "tiny", options.load_settings(reserve="1")).options.reserve_bytes == 2**30
 
@@ -97,3 +108,9 @@ def test_what_stays_free_is_taken_from_what_is_free_and_not_from_the_budget(monk
 def test_completion_offers_the_values():
     assert options._choices("kv")("") == ["auto", "16", "8", "k8v4", "4"]
     assert options._choices("head")("n") == ["nf4"]
+
+
+def test_drafts_are_asked_for_and_can_be_turned_off(monkeypatch):
+    assert load_request("folder", "tiny", options.load_settings(draft_max=3)).options.draft_tokens == 3
+    monkeypatch.setenv("LOCALQ_DRAFT", "off")
+    assert load_request("folder", "tiny", options.load_settings()).options == LoadOptions("tiny")

@@ -37,7 +37,10 @@ def model(name: str, where: str, *, complete: bool = True) -> LocalModel:
     [
         ([], "There are no models on this machine yet."),
         ([model("part", "hub", complete=False)], "There are no models on this machine yet."),
-        ([model("smollm2-135m", "embedded")], "Only smollm2-135m, the small built-in model, is on this machine."),
+        (
+            [model("smollm2-135m", "embedded")],
+            "The only model on this machine is smollm2-135m, the small built-in one.",
+        ),
         ([model("no-chat", "hub"), model("smollm2-135m", "embedded")], "No chat model on this machine"),
     ],
     ids=["none", "incomplete", "built-in", "unfit"],
@@ -47,7 +50,7 @@ def test_the_reason_for_a_download_is_what_is_on_the_disk(monkeypatch, here, sai
     found = recommend.best_to_fetch(Settings())
     assert found is not None
     assert found.why.startswith(said)
-    assert "The best for this CPU is" in found.why
+    assert "The best model for this CPU is" in found.why
 
 
 def test_the_question_offers_the_built_in_model(monkeypatch, capsys):
@@ -60,7 +63,7 @@ def test_the_question_offers_the_built_in_model(monkeypatch, capsys):
     monkeypatch.setattr(agree, "ask", ask)
     monkeypatch.setattr(default_model, "_may_fetch", lambda settings, on_screen: True)
     opening = default_model.choose(Settings(), OpenOptions(), named=False, on_screen=False)
-    assert "alternative: smollm2-135m, the small built-in model (answer no)" in asked[0].lines()
+    assert "alternative: smollm2-135m, the small built-in model (to use it, answer no)" in asked[0].lines()
     assert opening.settings.model == "smollm2-135m"
 
 
@@ -77,7 +80,7 @@ def test_a_prompt_taken_for_a_model_is_answered_with_how_to_send_one(monkeypatch
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     for more in ([], ["--dry-run"]):
         assert execute([verb, "what is a prime", *more]) == ExitCode.UNKNOWN_MODEL
-        assert f'To send a prompt: localq {verb} -p "PROMPT".' in capsys.readouterr().err
+        assert f'To send a prompt, use `localq {verb} -p "PROMPT"`.' in capsys.readouterr().err
         assert execute([verb, "-m", "what is a prime", *more]) == ExitCode.UNKNOWN_MODEL
         assert "To send a prompt" not in capsys.readouterr().err
 
@@ -93,10 +96,10 @@ def test_an_unfinished_conversion_is_named_as_one(tmp_path, monkeypatch, capsys,
     (folder / "model-00001-of-00002.safetensors").write_bytes(b"")
     assert execute([*arguments, str(folder)]) == ExitCode.BAD_FILE
     said = capsys.readouterr().err
-    assert "is an unfinished conversion. Run the same `localq quantize` command again" in said
+    assert "the conversion is unfinished. Run the same `localq quantize` command again" in said
     (folder / left).unlink()
     execute([*arguments, str(folder)])
-    assert "contains no config.json" in capsys.readouterr().err
+    assert "config.json not found" in capsys.readouterr().err
 
 
 def test_the_built_in_model_lies_where_these_tests_look(tmp_path):

@@ -99,7 +99,7 @@ def test_what_no_context_holds_is_refused_while_it_comes(read, monkeypatch):
 
     monkeypatch.setattr(piped_input, "MOST_CHARACTERS", 100_000)
     monkeypatch.setattr(sys, "stdin", Endless())
-    with pytest.raises(LocalqError, match=r"^stdin: longer than 100,000 characters") as caught:
+    with pytest.raises(LocalqError, match=r"^stdin: too long for any context \(limit: 100,000 characters\)") as caught:
         read()
     assert caught.value.exit_code == ExitCode.USAGE
     assert sys.stdin.taken < 300_000
@@ -111,7 +111,7 @@ def test_stdin_that_cannot_be_read_is_an_error_in_one_line(monkeypatch, tmp_path
             raise IsADirectoryError(21, "Is a directory")
 
     monkeypatch.setattr(sys, "stdin", Folder())
-    with pytest.raises(LocalqError, match=r"^stdin: cannot read it \(Is a directory\)\. Redirect") as caught:
+    with pytest.raises(LocalqError, match=r"^stdin: cannot be read \(Is a directory\)\. Pipe text in") as caught:
         piped_input.read()
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -127,7 +127,7 @@ def test_input_that_is_not_in_the_encoding_of_the_environment(arguments, tmp_pat
         check=False,
     )
     assert done.returncode == ExitCode.USAGE
-    assert "stdin: not text in utf-16 (UTF-16 stream does not start with BOM)." in done.stderr.decode("utf-16")
+    assert "stdin: not valid utf-16 text (UTF-16 stream does not start with BOM)." in done.stderr.decode("utf-16")
 
 
 def test_the_line_chat_says_once_that_it_waits_for_messages(pipe, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_message_of_lines_without_an_end_is_refused_while_it_comes(start, line
 
     monkeypatch.setattr(piped_input, "MOST_CHARACTERS", 100_000)
     monkeypatch.setattr(sys, "stdin", Endless())
-    with pytest.raises(LocalqError, match=r"^stdin: longer than 100,000 characters") as caught:
+    with pytest.raises(LocalqError, match=r"^stdin: too long for any context \(limit: 100,000 characters\)") as caught:
         Reader()()
     assert caught.value.exit_code == ExitCode.USAGE
 

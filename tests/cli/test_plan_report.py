@@ -148,7 +148,7 @@ def test_it_ends_as_the_command_would(capsys, monkeypatch):
     assert execute(["chat", "qwen3-32b", "--vram", "24", "--dry-run"]) == ExitCode.NETWORK
     captured = capsys.readouterr()
     assert "19.2 GB" in captured.out
-    assert "localq is offline" in captured.err
+    assert "localq is in offline mode" in captured.err
 
 
 def test_what_is_made_of_files_that_are_here_fetches_nothing(capsys, monkeypatch, tmp_path):

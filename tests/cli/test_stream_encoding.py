@@ -104,7 +104,7 @@ def test_at_a_latin_1_terminal_the_chat_goes_by_lines_and_says_why(place, latin_
     command = [*COMMAND, str(place.script), "chat", str(place.model)]
     with Terminal(command, environment(place.home, **latin_1), folder=place.home) as terminal:
         terminal.until(lambda: Line().is_ready(terminal))
-        assert "line mode: full-screen mode needs a UTF-8 locale" in terminal.text
+        assert "line mode because full-screen mode needs a UTF-8 locale" in terminal.text
         terminal.send("né\r".encode("latin-1"))
         terminal.until(BECAME)
         terminal.until(lambda: Line().is_ready(terminal))

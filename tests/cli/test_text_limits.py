@@ -101,7 +101,7 @@ def make(path: Path, kind: str) -> None:
 def test_no_file_is_read_beyond_its_limit(name, kind, own_folder, capsys):
     make(own_folder / "FILE", kind)
     err = refused(FILES[name], capsys)
-    assert "larger than" in err if kind == "a large file" else "larger than" in err or "not a regular file" in err
+    assert "too large" in err if kind == "a large file" else "too large" in err or "not a regular file" in err
 
 
 @pytest.mark.usefixtures("peak")
@@ -109,7 +109,9 @@ def test_no_file_is_read_beyond_its_limit(name, kind, own_folder, capsys):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_calibration_text_is_read_beyond_its_limit(name, kind, own_folder):
     make(own_folder / name, kind)
-    with pytest.raises(LocalqError, match=r"FILE\S* is (larger than 8,388,608 bytes|not a regular file)") as caught:
+    with pytest.raises(
+        LocalqError, match=r"FILE\S* is (too large \(limit: 8,388,608 bytes\)|not a regular file)"
+    ) as caught:
         calibration.read_texts([Path(name)])
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -120,14 +122,14 @@ def test_stdin_is_not_read_beyond_its_limit(name, monkeypatch, capsys):
     endless = Endless()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(endless)))
     err = refused(STDIN[name], capsys)
-    assert "longer than 8,388,608" in err or "token" in err
+    assert "limit: 8,388,608" in err or "token" in err
 
 
 @pytest.mark.usefixtures("peak")
 def test_a_line_of_a_chat_without_an_end(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Endless())))
     chat = Chat(capsys, ("yes",), None)
-    with pytest.raises(LocalqError, match="longer than 8,388,608 characters") as caught:
+    with pytest.raises(LocalqError, match="limit: 8,388,608 characters") as caught:
         chat.loop.run()
     assert caught.value.exit_code == ExitCode.USAGE
     assert chat.session.messages == []
@@ -139,8 +141,12 @@ def test_many_files_have_a_limit_together(own_folder, monkeypatch, capsys):
     for name in names:
         (own_folder / name).write_text("a" * 1_000)
     mentioned = " ".join(f"@{name}" for name in names)
-    assert "5.txt: the files total more than 5.0 kB" in refused(["run", "no-such-model", f"sum up {mentioned}"], capsys)
+    assert "5.txt: the attached files are too large (limit: 5.0 kB in total)" in refused(
+        ["run", "no-such-model", f"sum up {mentioned}"], capsys
+    )
     given = [part for name in names for part in ("-f", name)]
-    assert "5.txt: the files total more than 5.0 kB" in refused(["run", "no-such-model", "sum up", *given], capsys)
+    assert "5.txt: the attached files are too large (limit: 5.0 kB in total)" in refused(
+        ["run", "no-such-model", "sum up", *given], capsys
+    )
     message = attachments.expand_mentions(mentioned)
     assert (len(message.attachments), len(message.failures)) == (5, 1)

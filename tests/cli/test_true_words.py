@@ -78,7 +78,7 @@ def test_a_plan_names_the_dtype_of_the_files(dtype, is_stated, tmp_path, capsys)
     assert execute(["run", str(folder), "x", "--dry-run"]) == ExitCode.OK
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("format"))
     bits = "32.00 bits per weight, 16.00 in memory" if dtype == "float32" else "16.00 bits per weight"
-    assert row.split(None, 1)[1] == f"{DTYPES[dtype]}, {bits} (as stored)"
+    assert row.split(None, 1)[1] == f"{DTYPES[dtype]}, {bits} (the only format available)"
     assert execute(["run", str(folder), "x", "--dry-run", "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["format"] == DTYPES[dtype]
 

@@ -91,7 +91,7 @@ def test_a_link_is_no_output(tmp_path):
     kept, link = tmp_path / "keep.txt", tmp_path / "link"
     kept.write_text("kept")
     link.symlink_to(kept)
-    with pytest.raises(LocalqError, match=r"is a link to .*keep\.txt\. To replace that file") as caught:
+    with pytest.raises(LocalqError, match=r"is a link to .*keep\.txt\. To replace the target file") as caught:
         disk.LazyOutput(link)
     assert caught.value.exit_code == ExitCode.USAGE
     assert kept.read_text() == "kept"

@@ -76,14 +76,17 @@ def test_it_lies_between_the_users_file_and_the_environment(project, tmp_path):
 @pytest.mark.parametrize("name", sorted(set(settings.DESCRIPTIONS) - {*settings.PROJECT_MAY_SET, *settings.SAMPLING}))
 def test_what_is_about_machine_data_or_screen_is_refused(project, name):
     write(project, f"{name} = true")
-    with pytest.raises(LocalqError, match=f"{name} in .*a project file cannot set this, because") as caught:
+    with pytest.raises(LocalqError, match=f"{name} in .*a project file cannot change this setting because") as caught:
         settings.load({})
     assert caught.value.exit_code == ExitCode.USAGE
     assert settings.load({"LOCALQ_NOPROJECT": "1"}) == settings.Settings()
 
 
 def test_what_it_may_set_has_no_path_program_address_or_secret():
-    assert settings.PROJECT_MAY_SET == ("model", "system", "ctx", "kv", "head", "think", "think_budget", "max_tokens")
+    assert (
+        *("model", "system", "ctx", "kv", "head", "think", "think_budget", "max_tokens"),
+        *("draft", "draft_max"),
+    ) == settings.PROJECT_MAY_SET
 
 
 @pytest.mark.parametrize(
@@ -94,8 +97,21 @@ def test_a_model_is_a_name_of_the_catalogue(project, monkeypatch, model):
     monkeypatch.chdir(project)
     (project / "here").mkdir()
     write(project, f'model = "{model}"')
-    with pytest.raises(LocalqError, match="a project file can only select catalogue models"):
+    with pytest.raises(LocalqError, match="a project file can select only catalogue models"):
         settings.load({})
+
+
+@pytest.mark.parametrize("draft", ["./weights", "org/repo", "evil.gguf", "here"])
+def test_so_is_a_draft_model(project, monkeypatch, draft):
+    monkeypatch.chdir(project)
+    (project / "here").mkdir()
+    write(project, f'draft = "{draft}"')
+    with pytest.raises(LocalqError, match="a project file can select only catalogue models"):
+        settings.load({})
+    write(project, 'draft = "llama-3.2-1b@nf4"')
+    assert settings.load({}).draft_model == "llama-3.2-1b@nf4"
+    write(project, 'draft = "lookup"')
+    assert settings.load({}).draft == "lookup"
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_what_is_wrong_in_the_environment_names_the_variable(config_file):
         settings.load({"LOCALQ_TEMPERATURE": "101"})
 
 
-def test_a_name_that_is_near_none_is_told_all_of_them_and_abbreviations_stay_as_they_are():
-    with pytest.raises(LocalqError, match=r"unknown setting\. Settings: model, .* keys\.$"):
+def test_a_name_that_is_near_none_is_told_where_they_are_and_abbreviations_stay_as_they_are():
+    with pytest.raises(LocalqError, match=r"unknown setting\. To list all settings, run `localq config show`\.$"):
         settings.check_name("qqq")
     with pytest.raises(LocalqError, match="DRY multiplier"):
         settings.parse("dry_multiplier", "x", "/set")
@@ -105,3 +105,26 @@ def test_a_number_of_more_than_64_bits_is_none(name, value):
     assert caught.value.exit_code == ExitCode.USAGE
     assert len(str(caught.value)) < 300
     assert settings.parse("seed", str(2**63 - 1), "config.toml") == 2**63 - 1
+
+
+def test_sources_of_drafts_that_are_not_built_are_refused_by_name():
+    assert (settings.Settings().draft, settings.Settings().draft_max, settings.Settings().draft_tokens) == (
+        "auto",
+        7,
+        7,
+    )
+    assert settings.Settings(draft="off").draft_tokens == 0
+    assert settings.Settings(draft="lookup", draft_max=3).draft_tokens == 3
+    for value in ("medusa", "EAGLE3"):
+        with pytest.raises(LocalqError, match=r"draft heads .* are not supported") as caught:
+            settings.Settings(draft=value)
+        assert (
+            caught.value.next_step == "Use auto, off, lookup, mtp or the name of a small model with the same tokenizer."
+        )
+    assert settings.Settings(draft="llama-3.2-1b").draft_model == "llama-3.2-1b"
+    assert [settings.Settings(draft=source).draft_model for source in ("auto", "off", "lookup")] == [None, None, None]
+    with pytest.raises(LocalqError, match="the value is empty"):
+        settings.Settings(draft=" ")
+    for count in (0, 8):
+        with pytest.raises(LocalqError, match="draft_max"):
+            settings.Settings(draft_max=count)

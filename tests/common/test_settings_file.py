@@ -105,7 +105,7 @@ def test_a_lock_that_stays_is_not_waited_for_without_end(config_file, monkeypatc
     held = os.open(config_file.parent, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     try:
-        with pytest.raises(LocalqError, match="another program has kept the folder locked") as caught:
+        with pytest.raises(LocalqError, match="another program has held the lock on the folder") as caught:
             settings_file.write("top_k", "4")
     finally:
         os.close(held)
@@ -265,7 +265,7 @@ def test_an_edit_takes_what_others_have_set_meanwhile(config_file):
 @pytest.mark.parametrize("now", ["top_k = 6\n", "# another comment\ntop_k = 4\n", "top_k = 'broken"])
 def test_an_edit_that_others_have_crossed_is_kept_beside(config_file, now):
     config_file.write_text(now)
-    with pytest.raises(LocalqError, match=r"The edited text is in .*config\.toml\.edited\.") as caught:
+    with pytest.raises(LocalqError, match=r"The edited text was saved in .*config\.toml\.edited\.") as caught:
         settings_file.write_file("top_k = 5", "top_k = 4\n")
     assert caught.value.exit_code in (ExitCode.FAILURE, ExitCode.BAD_FILE)
     assert config_file.read_text() == now
@@ -277,7 +277,7 @@ def test_an_edit_that_others_have_crossed_is_kept_beside(config_file, now):
 def test_a_second_rejected_edit_is_kept_beside_the_first(config_file):
     names = ["config.toml.edited", "config.toml.edited.2", "config.toml.edited.3"]
     for number, name in enumerate(names):
-        with pytest.raises(LocalqError, match=rf"The edited text is in .*{re.escape(name)}\.$"):
+        with pytest.raises(LocalqError, match=rf"The edited text was saved in .*{re.escape(name)}\.$"):
             settings_file.write_file(f"top_k = 'edit {number}'\n", "")
     assert [config_file.with_name(name).read_text() for name in names] == [f"top_k = 'edit {n}'\n" for n in range(3)]
 

@@ -128,7 +128,7 @@ def test_what_looks_hostile_in_comments_and_strings_is_text():
 
 
 def test_the_line_of_a_long_key_is_named_behind_strings_of_several_lines():
-    with pytest.raises(LocalqError, match=r"a key with more than 8 parts \(line 5\)"):
+    with pytest.raises(LocalqError, match=r"a key has more than 8 parts \(line 5\)"):
         toml_files.parse(f'a = """\n\n\n"""\n{DOTTED} = 1\n', "f")
 
 

@@ -130,7 +130,9 @@ def test_keys_in_8_and_values_in_4_bit_are_those_of_either_cache():
 
 
 def test_what_cannot_be_quantized_is_refused():
-    with pytest.raises(LocalqError, match="head dimension is 5; a KV cache below 16 bits"):
+    with pytest.raises(
+        LocalqError, match="a KV cache below 16 bits requires a head dimension divisible by 8, up to 256; this one is 5"
+    ):
         KVCache(LAYOUT, 11, torch.float32, "cpu", 8)
     with pytest.raises(LocalqError, match="5 is not a supported KV cache precision"):
         KVCache(WIDE, 11, torch.float32, "cpu", 5)
@@ -165,6 +167,29 @@ def test_a_state_is_changed_in_place_and_cleared():
     assert cache.state(2).columns.eq(2).all()
     cache.clear(first=5)
     assert not any(part.any() for layer in (2, 4) for part in cache.state(layer))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_inputs_of_drafted_tokens_have_their_buffers_and_bytes(rows):
+    cache = KVCache(MIXED, 13, torch.bfloat16, "cpu", rows=rows)
+    one = (rows - 1) * (2 * 11 + 2 * 4 * 3)
+    assert one == STATE.drafted_bytes(2, rows)
+    assert cache.bytes() - KVCache(MIXED, 13, torch.bfloat16, "cpu").bytes() == 2 * one
+    assert cache.bytes() == KVCache.bytes_for(MIXED, 13, torch.bfloat16, rows=rows)
+    assert cache.drafted(2) is None
+    with cache.with_drafts():
+        inputs, decay, beta = cache.drafted(2)
+    assert cache.drafted(2) is None
+    assert inputs.shape == (rows - 1, 11)
+    assert decay.shape == beta.shape == (rows - 1, 3)
+
+
+@pytest.mark.parametrize("forget", [KVCache.begin, KVCache.clear, lambda cache: cache.place(3)])
+def test_another_text_has_no_drafted_tokens_behind_it(forget):
+    cache = KVCache(MIXED, 13, torch.bfloat16, "cpu", rows=4)
+    cache.replayable = 3
+    forget(cache)
+    assert cache.replayable == 0
 
 
 # ---- the codec

@@ -19,18 +19,26 @@ from tests.support.engine.engine_runs import GREEDY, prompt_of, steps_of
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
 SIZE, CHUNK, WEIGHTS = 2**22, 7, "w" * 64  # bytes of more checkpoints than a test keeps
-LAYERS = {"gemma3_text": ["sliding_attention", "full_attention", "sliding_attention"]}
-KINDS = ("qwen3_5_text", "gemma3_text", "llama")
+FIELDS = {
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 320,
+    },
+}  # fmt: skip
+KINDS = ("qwen3_5_text", "nemotron_h", "gemma3_text", "gemma4_text", "lfm2", "llama")
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, LoadedModel]:
-    """A hybrid, one with windows, and one that needs no checkpoints."""
+    """Two hybrids, one with windows, one whose last layers share the cache, and one that needs no checkpoints."""
     found = {}
     for kind in KINDS:
-        layers = {"layer_types": LAYERS[kind]} if kind in LAYERS else {}
         folder = make_checkpoint(
-            tmp_path_factory.mktemp(kind), kind, dtype=torch.float32, **{"initializer_range": 0.15, **layers}
+            tmp_path_factory.mktemp(kind),
+            kind,
+            dtype=torch.float32,
+            **{"initializer_range": 0.15, **FIELDS.get(kind, {})},
         )
         found[kind] = load(open_model(folder), LoadOptions(device="cpu", dtype="float32"))
     return found
@@ -113,7 +121,7 @@ def test_the_budget_holds_and_the_least_recently_used_leaves(models):
     assert none._text.checkpoints.lengths == []
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "gemma3_text", "lfm2"])
 def test_the_first_token_does_not_wait_for_the_copy_behind_its_prompt(models, kind, monkeypatch):
     """Nor for host memory, which is allocated while the prompt is computed."""
     engine, prompt, seen = engine_of(models[kind]), prompt_of(70), list[str]()
@@ -173,15 +181,16 @@ def test_what_a_state_has_read_ahead_is_in_the_text(models, lookahead):
     assert reply(engine, longer) == (reply(engine_of(models["qwen3_5_text"]), longer)[0], 30 + len(said) + lookahead)
 
 
-def test_a_snapshot_holds_the_states(models, tmp_path):
-    engine, prompt = engine_of(models["qwen3_5_text"]), prompt_of(60)
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2"])
+def test_a_snapshot_holds_the_states(models, tmp_path, kind):
+    engine, prompt = engine_of(models[kind]), prompt_of(60)
     first, _ = reply(engine, prompt)
     engine.save_cache(tmp_path / "7.kv", WEIGHTS)
-    later = engine_of(models["qwen3_5_text"])
+    later = engine_of(models[kind])
     reply(later, prompt_of(33, seed=8))
     assert later.restore_cache(tmp_path / "7.kv", WEIGHTS) == 68
     longer = [*prompt, *first, *prompt_of(9, seed=1)]
-    assert reply(later, longer) == (reply(engine_of(models["qwen3_5_text"]), longer)[0], 68)
+    assert reply(later, longer) == (reply(engine_of(models[kind]), longer)[0], 68)
 
 
 def test_a_state_that_is_not_known_is_not_saved(models, tmp_path, monkeypatch):

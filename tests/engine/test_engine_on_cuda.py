@@ -13,8 +13,8 @@ from localq.engine.load.load import LoadedModel, free_memory, load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats import nf4
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.footprint import MIB
 from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert

@@ -138,7 +138,7 @@ def test_a_snapshot_of_part_of_a_long_text_is_not_taken_for_a_short_one(loaded, 
     steps_of(engine, prompt_of(100), cancelled=lambda: engine.cached_tokens >= 32)
     assert engine.cached_tokens == 32
     engine.save_cache(tmp_path / "1.kv", WEIGHTS)
-    with pytest.raises(LocalqError, match="rotary table"):
+    with pytest.raises(LocalqError, match="RoPE tables"):
         engine.restore_cache(tmp_path / "1.kv", WEIGHTS)
     steps = steps_of(engine, prompt_of(100), max_tokens=2)
     assert steps[-1].stats.cached_tokens == 32  # the cache is still what it was

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ from localq.quantize import by_tensor
 from localq.quantize.request import TensorwiseRequest
 from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of
 from tests.support.engine.fused_models import assert_as_good_as_the_modules, by_modules, step_of, text_of
+from tests.support.files import tiny_gguf_families as families
 from tests.support.formats import expert_checkpoints
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted
 
 pytestmark = pytest.mark.cuda
 CASES = ("gpt_oss mxfp4", "gpt_oss nf4", "mixtral bf16", "mixtral nf4", "mixtral mxfp4", "qwen3_moe bf16",
-         "qwen3_moe nf4", "qwen3_moe routers", "mixtral vq2", "qwen3_moe vq2", "mixtral aqlm2x8")  # fmt: skip
+         "qwen3_moe nf4", "qwen3_moe routers", "mixtral vq2", "qwen3_moe vq2", "mixtral aqlm2x8",
+         "qwen3_moe gguf")  # fmt: skip
 every_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -46,11 +49,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         TensorwiseRequest(open_model(plain["mixtral"]), "mxfp4", place / "mixtral-mxfp4")
     )
     made["qwen3_moe routers"] = expert_checkpoints.quantized(place / "hub", plain["qwen3_moe"], "nf4", routers=True)[0]
+    made["qwen3_moe gguf"] = in_gguf_blocks(place)
     made["gpt_oss mxfp4"] = published = expert_checkpoints.gpt_oss_published(place / "published", oss)
     return {
         **made,
         "gpt_oss nf4": by_tensor.convert(TensorwiseRequest(open_model(published), "nf4", place / "gpt_oss-nf4")),
     }
+
+
+def in_gguf_blocks(place: Path) -> Path:
+    """A .gguf file whose experts are in Q8_0 blocks, in whole tiles of the kernels."""
+    case = families.CASES["qwen3moe"]
+    case = replace(case, config={**case.config, "moe_intermediate_size": 64, "max_position_embeddings": 512})
+    weights = families.read_folder(families.make_folder(case, place / "qwen3moe"))
+    return families.write(place / "qwen3moe.gguf", case, weights, experts="Q8_0")
 
 
 def loaded(folder: Path, device: str) -> LoadedModel:

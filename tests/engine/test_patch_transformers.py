@@ -168,7 +168,7 @@ def tiny_llama() -> nn.Module:
     ("options", "why"),
     [
         ({"quant_type": "fp4"}, "the weights are FP4, not NF4"),
-        ({"shape": (64, 96)}, r"its shape is \[64, 96\]"),
+        ({"shape": (64, 96)}, r"the shape is \[64, 96\]"),
     ],
 )
 def test_a_refusal_names_the_module_and_patches_nothing(options, why):
@@ -193,13 +193,13 @@ def test_a_model_without_linear4bit_is_refused():
 
 def test_kernels_that_fail_their_self_test_are_not_put_in(monkeypatch):
     def failing(device):
-        raise LocalqError("GPU", "the kernel nf4_gemv gives wrong results")
+        raise LocalqError("GPU", "the kernel nf4_gemv produces wrong results")
 
     monkeypatch.setattr(patch_transformers, "_matrix", lambda module, path: None)
     module = linear(device="cpu")
     module.weight.quant_state = SimpleNamespace(dtype=torch.float16)
     monkeypatch.setattr(patch_transformers.selftest, "ensure", failing)
-    with pytest.raises(LocalqError, match="nf4_gemv gives wrong results"):
+    with pytest.raises(LocalqError, match="nf4_gemv produces wrong results"):
         patch(nn.Sequential(module))
     assert "forward" not in vars(module)
     monkeypatch.setattr(patch_transformers.selftest, "ensure", lambda device: ("cannot be kept",))
@@ -245,9 +245,9 @@ def state(**changes: object) -> SimpleNamespace:
         ({}, ""),
         ({"nested": False, "state2": None}, ""),
         ({"quant_type": "fp4"}, "the weights are FP4, not NF4"),
-        ({"blocksize": 128}, "its block size is 128"),
-        ({"shape": torch.Size([6, 96])}, "its shape is [6, 96], not [out, in] with in % 64 == 0"),
-        ({"state2": SimpleNamespace(blocksize=512)}, "its scales are quantized in blocks of 512, expected 256"),
+        ({"blocksize": 128}, "the block size is 128"),
+        ({"shape": torch.Size([6, 96])}, "the shape is [6, 96], not [out, in] with in % 64 == 0"),
+        ({"state2": SimpleNamespace(blocksize=512)}, "the scales are quantized in blocks of 512; expected 256"),
     ],
 )
 def test_what_the_kernels_read(changes, why):

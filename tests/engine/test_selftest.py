@@ -64,7 +64,7 @@ def test_a_failure_names_the_kernel_and_is_tested_again(error):
         with pytest.raises(LocalqError) as caught:
             broken.ensure()
         assert caught.value.exit_code == ExitCode.NO_DEVICE
-        assert "nf4_gemv gives wrong results on NVIDIA GeForce RTX 3090 with driver 580.65.06" in str(caught.value)
+        assert "nf4_gemv produces wrong results on NVIDIA GeForce RTX 3090 with driver 580.65.06" in str(caught.value)
         assert "--device cpu" in str(caught.value)
     assert broken.ran == 4  # two of three checks, twice
     assert selftest_results.recall(HERE) == SelftestResult(HERE.gpu, HERE.driver, "nf4_gemv")
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_written_is_one_note(memory):
     memory.parent.write_text("a file where the folder belongs")
     checks = Kernels()
     (note,) = checks.ensure()
-    assert "result of the kernel self-test cannot be saved in " in note
+    assert "because its result cannot be saved in " in note
     checks.ensure()
     assert checks.ran == 6
 

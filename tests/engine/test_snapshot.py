@@ -156,5 +156,5 @@ def test_loading_tells_the_weights_before_they_are_read(checkpoint):
     assert backend._weights == snapshot.weights_id(open_model(checkpoint))
     with pytest.raises(LocalqError, match="the cache is empty"):
         backend.save_cache(SaveCache("7.kv"))
-    with pytest.raises(LocalqError, match="snapshot not used: it cannot be read"):
+    with pytest.raises(LocalqError, match="snapshot not used: the file cannot be read"):
         backend.restore_cache(RestoreCache("missing.kv"))

@@ -1,7 +1,9 @@
-"""Snapshots that are not taken: damaged ones, and those of another model, another machine or another context."""
+"""Snapshots that are refused: damaged ones, and those of another model, another machine or another context."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 from dataclasses import replace
@@ -90,9 +92,6 @@ def test_a_header_that_is_sealed_and_senseless_is_refused(written, changes):
 
 def sealed_with(path, changes):
     """The file with another header, which its hash matches."""
-    import hashlib
-    import json
-
     raw = path.read_bytes()
     length = int.from_bytes(raw[8:16], "little")
     text = json.dumps(json.loads(raw[16 : 16 + length]) | changes).encode()
@@ -142,36 +141,68 @@ def other_config(model: LoadedModel) -> LoadedModel:
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    ("how", "change"),
     [
-        ("format", lambda model: replace(model, format="nf4")),
-        ("type", lambda model: replace(model, dtype=torch.float16)),
-        ("rotary table", other_rotary),
-        ("configuration", other_config),
-        ("number of bits in the cache", lambda model: with_cache(model, torch.float32, 8, 64)),
-        ("number of bits in the cache", lambda model: with_cache(model, torch.float32, "k8v4", 64)),
+        ("in a different weight format", lambda model: replace(model, format="nf4")),
+        ("with a different dtype", lambda model: replace(model, dtype=torch.float16)),
+        ("with different RoPE tables", other_rotary),
+        ("with a different model configuration", other_config),
+        ("with a different KV cache precision", lambda model: with_cache(model, torch.float32, 8, 64)),
+        ("with a different KV cache precision", lambda model: with_cache(model, torch.float32, "k8v4", 64)),
     ],
 )
-def test_a_snapshot_of_another_model_is_refused_by_name(written, name, change):
+def test_a_snapshot_of_another_model_is_refused_by_name(written, how, change):
     path, model = written
     assert restored(path, model)
-    assert str(refusal(path, change(model))) == f"snapshot not used: it was saved with a different {name}."
+    assert str(refusal(path, change(model))) == f"snapshot not used: the snapshot was saved {how}."
 
 
 def test_other_weights_kernels_and_devices_are_refused_by_name(written, monkeypatch):
     path, model = written
-    assert "a different set of weights" in str(refusal(path, model, "v" * 64))
+    assert "with different weights" in str(refusal(path, model, "v" * 64))
     monkeypatch.setattr(snapshot, "NUMERICS", snapshot.NUMERICS + 1)
-    assert "a different version of the kernels" in str(refusal(path, model))
+    assert "with a different version of torch or localq's kernels" in str(refusal(path, model))
     monkeypatch.undo()
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SSE")
     assert "a different kind of device" in str(refusal(path, model))
 
 
+OLD_LABELS = {
+    "weights": "set of weights",
+    "format": "format",
+    "dtype": "type",
+    "cache_bits": "number of bits in the cache",
+    "config": "configuration",
+    "rotary": "rotary table",
+    "kernels": "version of the kernels",
+    "device": "kind of device",
+}
+
+
+def test_files_with_labels_instead_of_keys_are_still_read(written, monkeypatch):
+    path, model = written
+    keyed = snapshot.fingerprint
+
+    def labelled(*args):
+        return {OLD_LABELS[key]: text for key, text in keyed(*args).items()}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "fingerprint", labelled)
+        snapshot.save(path, model, WEIGHTS, prompt_of(TOKENS))
+    raw = path.read_bytes()
+    header = json.loads(raw[16 : 16 + int.from_bytes(raw[8:16], "little")])
+    assert list(header["fingerprint"]) == list(OLD_LABELS.values())
+    assert restored(path, model)
+    assert "with different weights" in str(refusal(path, model, "v" * 64))
+    assert "with a different KV cache precision" in str(refusal(path, with_cache(model, torch.float32, 8, 64)))
+
+
 def test_a_context_that_is_too_small_is_named(written, loaded):
     path, _ = written
     small = with_cache(loaded, torch.float32, 16, TOKENS - 1)
-    assert f"it contains {TOKENS} tokens, but the context is only {TOKENS - 1} tokens" in str(refusal(path, small))
+    assert f"the snapshot contains {TOKENS} tokens, but the context is only {TOKENS - 1} tokens" in str(
+        refusal(path, small)
+    )
 
 
 def test_tables_behind_the_conversation_do_not_count(written):

@@ -12,6 +12,7 @@ from localq.engine.generate import Engine
 from localq.engine.load.load import LoadedModel, load
 from localq.engine.scoring import Decode, Prefill
 from localq.errors import LocalqError
+from localq.files.layer_caches import KeysAndValues
 from localq.files.model_folder import open_model
 from localq.planner.footprint import CPU_CHUNK
 from localq.planner.load_options import LoadOptions
@@ -47,6 +48,22 @@ def test_a_load_on_the_cpu_slides_and_plans_what_it_allocates(folder, bits):
     assert kept == [WINDOW + CPU_CHUNK if each.window else loaded.ctx for each in loaded.cache.layout]
     assert WINDOW + CPU_CHUNK in kept
     assert loaded.plan.ledger.components["kv_cache"] == loaded.cache.bytes() == loaded.ledger["kv_cache"]
+
+
+@pytest.mark.parametrize("bits", [16, 8, "k8v4", 4])
+def test_layers_that_differ_in_their_heads_are_planned_to_the_byte(tmp_path, bits):
+    folder = make_checkpoint(
+        tmp_path, "gemma4_text", dtype=torch.float32, num_hidden_layers=4, num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=24,
+        vocab_size_per_layer_input=320,
+    )  # fmt: skip
+    loaded = load(open_model(folder), LoadOptions(device="cpu", dtype="float32", kv_bits=bits))
+    widths = [each.width for each in loaded.cache.layout if isinstance(each, KeysAndValues)]
+    assert len(widths) == len(loaded.cache.kv_layers) == 2
+    assert widths[0] > widths[1]  # that of the window
+    assert loaded.plan.ledger.components["kv_cache"] == loaded.cache.bytes() == loaded.ledger["kv_cache"]
+    prompt = prompt_of(3 * CPU_CHUNK)
+    assert ids_of(Engine(loaded), prompt, max_tokens=20) == ids_of(engine_of(loaded, None, bits), prompt, max_tokens=20)
 
 
 def test_replies_are_those_of_transformers(folder, windowed):

@@ -50,4 +50,4 @@ def test_a_layer_that_predicts_more_tokens_is_left_out_as_a_whole():
 
 def test_the_note_counts_them():
     assert note({}) == note({TABLES: ["x"]}) == ""
-    assert note({VALUE_HEAD: ["a", "b"], TABLES: ["x"]}) == f"skipped, not needed for text: {VALUE_HEAD} (2 tensors)"
+    assert note({VALUE_HEAD: ["a", "b"], TABLES: ["x"]}) == f"skipped (not needed for text): {VALUE_HEAD} (2 tensors)"

@@ -7,8 +7,8 @@ import pytest
 from localq.bench.models import choose, format_list
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts, stored_format
-from localq.files.architecture import Linears
 from localq.files.format_facts import Format
+from localq.files.linears import Linears
 from localq.planner import making, offers
 from localq.planner import plan as memory_plan
 

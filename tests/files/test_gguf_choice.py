@@ -67,7 +67,7 @@ def test_a_tag_that_two_models_share_names_neither():
         "large-Q4_0.gguf", "small-Q4_0.gguf", "tiny.gguf",
     ]  # fmt: skip
     found = gguf_choice.choices(["large-Q4_0.gguf", "small-Q4_0.gguf"])
-    with pytest.raises(LocalqError, match="means 2 GGUF models") as caught:
+    with pytest.raises(LocalqError, match="matches 2 GGUF models") as caught:
         gguf_choice.select(found, "Q4_0", REPO)
     assert caught.value.exit_code == ExitCode.USAGE
     assert f"{REPO}/large-Q4_0.gguf" in caught.value.next_step
@@ -95,7 +95,7 @@ def test_an_unknown_tag_lists_the_tags_that_are_there(wanted):
     if wanted == "m":
         assert gguf_choice.find(["m-Q4_K_M.gguf", "m-Q8_0.gguf"], wanted) == ()  # both
         return
-    with pytest.raises(LocalqError, match="it has Q4_K_M, Q8_0") as caught:
+    with pytest.raises(LocalqError, match="available: Q4_K_M, Q8_0") as caught:
         gguf_choice.select(found, wanted, REPO)
     assert caught.value.exit_code == ExitCode.UNKNOWN_MODEL
     assert f"{REPO}:Q4_K_M" in caught.value.next_step

@@ -16,12 +16,12 @@ from localq.files.json_files import parse_object, read_object, read_text
 from localq.worker import messages
 
 EDITS = {
-    '{"a": null, "b": {"x": 1, "x": 2}}': "the key 'x' occurs twice in one object. Remove one of them from the file",
-    '{"a": [0.0, Infinity]}': "it contains Infinity, which is not valid JSON. Replace it with a number",
-    '{"a": -Infinity}': "it contains -Infinity",
-    '{"a": NaN}': "it contains NaN",
-    '{"a": 1,}': "If you edited the file, fix the edit; otherwise download the file again",
-    '{"a": 1': "If you edited the file, fix the edit",
+    '{"a": null, "b": {"x": 1, "x": 2}}': "duplicate key 'x' in one object. Remove one of the duplicates",
+    '{"a": [0.0, Infinity]}': "Infinity is not valid in JSON. Replace it with a number",
+    '{"a": -Infinity}': "-Infinity is not valid in JSON",
+    '{"a": NaN}': "NaN is not valid in JSON",
+    '{"a": 1,}': "If you edited the file, fix it; otherwise, download it again",
+    '{"a": 1': "If you edited the file, fix it",
 }
 
 
@@ -105,6 +105,10 @@ def test_no_other_module_parses_json_without_a_reason():
     }
     assert found - {"files/json_files.py"} <= {
         "chat/history/record.py",  # the database; the store names damage
+        "chat/tools/arguments.py", "chat/tools/permissions.py", "chat/tools/toolbox.py",  # what a call was read as
+        "server/json_body.py",  # bodies of requests, with limits of their own
+        "server/api/common.py", "server/api/messages.py",  # arguments of calls, in such a body
+        "text/tools/conversation.py", "text/tools/declaration.py",  # the same, of a size that callers limit
         "cli/verbs/doctor_install.py",  # of this environment, by pip
         "files/hub/parts.py",  # the state of a download, to a size
         "kernels/setup/steps.py",  # a build's own record

@@ -156,12 +156,12 @@ def test_config_that_is_no_configuration(tmp_path: Path, name: str) -> None:
 
 def test_large_and_binary_files_are_refused(tmp_path: Path) -> None:
     padded = json.dumps({**CONFIG, "x": " " * 2**23})
-    assert "larger" in refusal(folder_with(tmp_path / "a", config__json=padded)).why
-    assert "larger" in refusal(folder_with(tmp_path / "b", chat_template__jinja=" " * (2**20 + 1))).why
+    assert "too large" in refusal(folder_with(tmp_path / "a", config__json=padded)).why
+    assert "too large" in refusal(folder_with(tmp_path / "b", chat_template__jinja=" " * (2**20 + 1))).why
     folder = folder_with(tmp_path / "c")
     (folder / "config.json").write_bytes(b"\xff\xfe{}")
     assert "UTF-8" in refusal(folder).why
-    assert "text" in refusal(folder_with(tmp_path / "d", tokenizer_config__json={"chat_template": 5})).why
+    assert "not a string" in refusal(folder_with(tmp_path / "d", tokenizer_config__json={"chat_template": 5})).why
     assert "object" in refusal(folder_with(tmp_path / "e", generation_config__json=[1])).why
 
 

@@ -101,11 +101,11 @@ def test_models_in_the_cloud_or_in_other_formats_are_passed_over(ollama):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("{not json", "not valid JSON"), ("[1]", "instead of an object"), (json.dumps({"layers": 7}), "the layers"),
-        (json.dumps(manifest({"mediaType": MODEL, "digest": "sha256:../../../etc/passwd"})), "is not a sha256"),
-        (json.dumps(manifest({"mediaType": MODEL, "digest": 5})), "is not a sha256"),
+        ("{not json", "not valid JSON"), ("[1]", "expected a JSON object"), (json.dumps({"layers": 7}), "the layers"),
+        (json.dumps(manifest({"mediaType": MODEL, "digest": "sha256:../../../etc/passwd"})), "is not a sha256 digest"),
+        (json.dumps(manifest({"mediaType": MODEL, "digest": 5})), "is not a sha256 digest"),
         (json.dumps(manifest(layer(MODEL, "sha256:" + "a" * 64))), "is missing"),
-        ("x" * 2**21, "larger than"),
+        ("x" * 2**21, "too large"),
         (json.dumps({"manifests": [{"digest": "sha256:" + "b" * 64}]}), "sha256-bbbb"),
         ("[" * 9000, "nested"),
     ],
@@ -141,7 +141,7 @@ def test_a_manifest_that_leads_out_of_the_store_is_not_read(ollama, tmp_path):
     path.unlink()
     (tmp_path / "secret").write_text("{}")
     path.symlink_to(tmp_path / "secret")
-    assert "a link out of ollama's folder" in complaints()["ollama/led:away"].why
+    assert "a link that points outside ollama's folder" in complaints()["ollama/led:away"].why
 
 
 def test_the_store_may_be_a_link_to_another_disk(ollama, tmp_path):
@@ -154,7 +154,7 @@ def test_the_store_may_be_a_link_to_another_disk(ollama, tmp_path):
 def test_an_adapter_is_not_left_out_silently(ollama):
     body = manifest(layer(MODEL, add_blob(ollama, GGUF)), layer("application/vnd.ollama.image.adapter", "sha256:x"))
     add_manifest(ollama, "tuned/1b", body)
-    assert "LoRA adapter" in complaints()["ollama/tuned:1b"].why
+    assert "LoRA adapters" in complaints()["ollama/tuned:1b"].why
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -230,7 +230,7 @@ def test_parts_links_and_damage_in_lm_studio(ollama, tmp_path):
     names = {each.name: each.bytes for each in here.models if "loop" not in each.name}
     assert names == {f"lm-studio/maker/{each}/m-00001-of-00002.gguf": 128 for each in ("Split", "Linked")}
     why = {each.name: each.error.why for each in here.unreadable}
-    assert "only 1 of its parts" in why["lm-studio/maker/Gap/m-00002-of-00002.gguf"]
+    assert "some parts are missing (found 1)" in why["lm-studio/maker/Gap/m-00002-of-00002.gguf"]
     assert "not a GGUF file" in why["lm-studio/maker/Zip/m.gguf"]
     assert "broken link" in why["lm-studio/maker/Gone/m.gguf"]
 
@@ -256,7 +256,7 @@ def test_nothing_is_removed_and_the_error_says_whose_file_it_is(ollama, tmp_path
         assert caught.value.exit_code == ExitCode.USAGE
         said[model.where] = str(caught.value)
     assert "belongs to ollama" in said["ollama"]
-    assert "`ollama rm tiny:1b` removes it." in said["ollama"]
+    assert "Run `ollama rm tiny:1b` to remove it." in said["ollama"]
     assert "belongs to LM Studio" in said["lm-studio"]
     assert foreign_stores.state(tmp_path) == before
 

@@ -47,7 +47,9 @@ def folder_of(path: Path, tensor: str = "a.qweight", config: object = BASE, **fi
         ("quant_config__json", AWQ, "awq"),
         ("quant_config__json", {"wbits": 4}, "squeezellm"),
         ("quantization_config__json", {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}, "awq"),
-        ("hf_quant_config__json", MODELOPT, "modelopt"),
+        ("hf_quant_config__json", MODELOPT, "nvfp4"),
+        ("hf_quant_config__json", {"quantization": {"quant_algo": "FP8"}}, "fp8"),
+        ("hf_quant_config__json", {"quantization": {"quant_algo": "W4A8_AWQ"}}, "modelopt"),
     ],
 )
 def test_every_program_s_file_is_read(tmp_path, name, stated, method):
@@ -84,11 +86,12 @@ def test_a_malformed_description_is_named(tmp_path, content):
 
 
 def test_a_method_that_localq_does_not_read_is_named(tmp_path):
-    folder = folder_of(tmp_path / "m", "a.weight_scale", hf_quant_config__json=MODELOPT)
+    other = {"quantization": {"quant_algo": "W4A8_AWQ"}}
+    folder = folder_of(tmp_path / "m", "a.weight_scale", hf_quant_config__json=other)
     (folder / "config.json").write_text(json.dumps({
         **BASE, "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1,
         "max_position_embeddings": 64}))  # fmt: skip
-    with pytest.raises(LocalqError, match=r"'modelopt' \(NVFP4\), which is not supported") as caught:
+    with pytest.raises(LocalqError, match=r"'modelopt' \(W4A8_AWQ\), which is not supported") as caught:
         load(open_model(folder), CPU)
     assert caught.value.exit_code == ExitCode.FAILURE
 
@@ -100,7 +103,7 @@ def test_a_model_is_the_same_wherever_its_quantization_is_described(tmp_path, of
     config = json.loads((tmp_path / "config.json").read_text())
     described = config.pop("quantization_config")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(LocalqError, match=f"no file describes the quantization.*{name}") as caught:
+    with pytest.raises(LocalqError, match=f"no file .*{name}.* describes the quantization") as caught:
         load(open_model(tmp_path), CPU)
     assert "amaged" not in str(caught.value)
     (tmp_path / name).write_text(json.dumps({key: each for key, each in described.items() if key != "quant_method"}))

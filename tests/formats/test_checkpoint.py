@@ -17,7 +17,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.json_files import inside
 from localq.files.model_folder import ModelFiles, open_model
 from localq.files.safetensors_headers import DTYPE_BYTES, INDEX_NAME, read_header, read_index, shard_paths
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.formats.tensor_files import DTYPES
 from tests.support.files.hostile_headers import (
     DATA,
@@ -154,7 +154,7 @@ def test_files_that_are_something_else(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ITEMS)
 def test_a_million_things_are_refused_in_time(tmp_path: Path, name: str) -> None:
-    assert "more than" in _refused(write_raw(tmp_path / "x.safetensors", many_items(ITEMS[name])))
+    assert "too many" in _refused(write_raw(tmp_path / "x.safetensors", many_items(ITEMS[name])))
 
 
 def test_the_largest_real_headers_pass(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_hostile_indexes_are_refused(tmp_path: Path, name: str) -> None:
 def test_an_index_over_the_cap_is_refused(tmp_path: Path) -> None:
     (tmp_path / INDEX_NAME).touch()
     os.truncate(tmp_path / INDEX_NAME, 100 * 2**20)
-    with pytest.raises(LocalqError, match="larger"):
+    with pytest.raises(LocalqError, match="too large"):
         read_index(tmp_path)
 
 
@@ -220,7 +220,7 @@ def test_links_of_the_user_lead_out_of_a_folder_and_those_of_a_repository_do_not
     with open_checkpoint(files_of(folder)) as checkpoint:
         assert checkpoint.read("a").tolist() == [1.0, 1.0]
     (folder / ".git").mkdir()
-    with pytest.raises(LocalqError, match=r"link that points outside.*or remove \.git") as caught:
+    with pytest.raises(LocalqError, match=r"link points outside.*or remove \.git") as caught:
         open_checkpoint(files_of(folder))
     assert target in str(caught.value)
 
@@ -257,7 +257,9 @@ def test_a_link_to_a_file_of_another_kind_is_refused(tmp_path: Path, name: str, 
     folder.mkdir()
     (folder / name).symlink_to(tmp_path / target)
     suffix = re.escape(Path(name).suffix)
-    with pytest.raises(LocalqError, match=f"a symbolic link to a file without the suffix {suffix} ") as caught:
+    with pytest.raises(
+        LocalqError, match=f"the symbolic link points to a file whose name does not end in {suffix} "
+    ) as caught:
         inside(folder, name)
     assert caught.value.exit_code == ExitCode.BAD_FILE
     assert target in str(caught.value)
@@ -310,5 +312,5 @@ def test_the_links_of_the_hugging_face_cache_are_followed(tmp_path: Path) -> Non
     save_file({"a": torch.ones(2)}, outside)
     (snapshot / "model.safetensors").unlink()
     (snapshot / "model.safetensors").symlink_to(outside)
-    with pytest.raises(LocalqError, match="link that points outside"):
+    with pytest.raises(LocalqError, match="link points outside"):
         open_checkpoint(files_of(snapshot))

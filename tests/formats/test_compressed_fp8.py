@@ -112,13 +112,13 @@ def test_logits_are_those_of_the_dequantized_model(tmp_path, strategy):
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sparse": ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "compressed-tensors with sparse weights"),
     "rotated": ({"transform_config": {"config_groups": {"R1": {}}}}, "compressed-tensors with rotated inputs"),
-    "mxfp8": ({"format": "mxfp8-quantized"}, "in the layout 'mxfp8-quantized'"),
+    "mxfp8": ({"format": "mxfp8-quantized"}, "in layout 'mxfp8-quantized'"),
 }
 DAMAGED = {
     "no scales": (lambda held: held.pop(f"{Q}.weight_scale"), "FP8 values but no scales"),
     "half the scales": (
         lambda held: held.update({f"{Q}.weight_scale": held[f"{Q}.weight_scale"][:64]}),
-        r"scales have the shape \[64, 1\]",
+        r"scales have shape \[64, 1\]",
     ),
     "scales of integers": (
         lambda held: held.update({f"{Q}.weight_scale": held[f"{Q}.weight_scale"].int()}), "FP8 values but no scales"

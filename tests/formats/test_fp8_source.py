@@ -14,7 +14,7 @@ from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats import fp8_source
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from localq.quantize.request import TensorwiseRequest

@@ -16,7 +16,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import SINGLE_NAME, Header, read_header
 from localq.formats import tensor_files
-from localq.formats.checkpoint import open_checkpoint, open_fetched
+from localq.formats.open_checkpoint import open_checkpoint, open_fetched
 from localq.formats.tensor_files import DTYPES, TensorFile, each_tensor, read_tensors
 
 TENSORS = {
@@ -138,7 +138,7 @@ def test_a_file_that_is_fetched_with_another_header(path: Path, tmp_path: Path) 
     with open_fetched(files, headers, lambda shard: path) as checkpoint:
         assert torch.equal(checkpoint.read("a"), TENSORS["a"])
         other_header(path)
-        with pytest.raises(LocalqError, match="do not match its header on the Hub"):
+        with pytest.raises(LocalqError, match="do not match the header on the hub"):
             checkpoint.read("a")
 
 
@@ -155,7 +155,7 @@ def test_a_bad_block_or_a_drive_that_went_away(path: Path, number: int, monkeypa
         with pytest.raises(LocalqError, match=os.strerror(number)) as caught:
             read()
         assert (caught.value.what, caught.value.exit_code) == (str(path), ExitCode.DISK)
-        assert caught.value.next_step == "Check the disk or network drive it is on."
+        assert caught.value.next_step == "Check the disk or network drive that holds the file."
     file.close()
 
 

@@ -23,7 +23,8 @@ def layer(bits: KvBits = 16, width: int = WIDTH) -> attention.KVLayer:
 
 
 def workspace(shape=(HEADS, KV_HEADS, WIDTH)):
-    return SimpleNamespace(shape=shape, partials=torch.empty(8), arrived=torch.zeros(4, dtype=torch.int32), splits=4)
+    tensors = {"partials": torch.empty(8), "arrived": torch.zeros(4, dtype=torch.int32)}
+    return SimpleNamespace(shape=shape, rows=2, splits_of=lambda rows: 4, **tensors)
 
 
 def decode(**changes):
@@ -46,8 +47,8 @@ def decode(**changes):
 
 REFUSED = {
     "on the CPU": ({}, "qkv are on cpu"),
-    "heads of no group": ({"heads": 7}, "7 heads per 2 KV heads"),
-    "too many heads": ({"heads": 34}, "34 heads per 2 KV heads"),
+    "heads of no group": ({"heads": 7}, "7 heads and 2 KV heads"),
+    "too many heads": ({"heads": 34}, "34 heads and 2 KV heads"),
     "qkv of floats": ({"qkv": torch.zeros(1, 640)}, "qkv is torch.float32"),
     "qkv too short": ({"qkv": torch.zeros(1, 639, dtype=F16)}, "qkv has shape"),
     "cache of another type": ({"qkv": torch.zeros(1, 640, dtype=torch.bfloat16)}, "k of the layer is torch.float16"),
@@ -73,6 +74,11 @@ REFUSED = {
     "gate by columns": ({"gate": torch.zeros(64, 6, dtype=F16).T}, r"gate has strides \(1, 6\)"),
     "gates that overlap": ({"gate": torch.zeros(1, 64, dtype=F16).expand(6, 64)}, r"gate has strides \(0, 1\)"),
     "gates at odd places": ({"gate": torch.zeros(6, 66, dtype=F16)[:, :64]}, r"gate has strides \(66, 1\)"),
+    "more rows than the workspace has": ({"qkv": torch.zeros(3, 640, dtype=F16)}, "must have 1 to 2 rows"),
+    "a gate of one row for two": (
+        {"qkv": torch.zeros(2, 640, dtype=F16), "gate": torch.zeros(6, 64, dtype=F16)},
+        r"gate has shape \(6, 64\), must be \(2, 6, 64\)",
+    ),
     "out too short": ({"out": torch.zeros(1, 64, dtype=F16)}, "out has shape"),
 }
 

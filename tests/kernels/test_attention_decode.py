@@ -10,7 +10,7 @@ from torch.nn.functional import glu
 
 from localq import kv_bits
 from localq.engine import kv_codec
-from localq.engine.cache import KVCache
+from localq.engine.cache import KVCache, stored_parts
 from localq.files.layer_caches import KeysAndValues
 from localq.kernels import attention
 from localq.kv_bits import K8V4, KV_BITS
@@ -277,3 +277,38 @@ def test_kv_write_and_kv_read_are_the_codec(width, dtype, bits):
 
 def _tensors(layer: attention.KVLayer) -> list[torch.Tensor]:
     return [each for each in (layer.k, layer.v, layer.k_scales, layer.v_scales) if each is not None]
+
+
+@pytest.mark.parametrize("bits", KV_BITS)
+@pytest.mark.parametrize("rows", [2, 4, 8])
+@pytest.mark.parametrize("length", [0, 5, 63, 700, 3000])
+@pytest.mark.parametrize("name", ["window", "all", "gate apart"])
+def test_rows_are_as_many_tokens_one_after_the_other(name, length, rows, bits):
+    """The cache they leave is the same to the bit; results differ as far as the splits do."""
+    case = replace(BASE, position=length, capacity=length + rows, bits=bits, **FEATURES[name])
+    together, alone = (Operands(case, seed=3) for _ in range(2))
+    generator = torch.Generator().manual_seed(rows)
+    more = 2 * torch.randn(rows - 1, together.qkv.shape[1], generator=generator)
+    qkv = torch.cat((together.qkv, more.half().cuda()))
+    gates = None
+    if case.gate == "in q":
+        gates = qkv[:, : case.heads * case.q_stride].view(rows, case.heads, -1)[..., case.head_dim :]
+    elif case.gate:
+        gates = torch.randn(rows, case.heads, case.head_dim, generator=generator).half().cuda()
+    expected = []
+    for row in range(rows):
+        alone.qkv, alone.position = qkv[row : row + 1].clone(), torch.tensor([length + row], device="cuda")
+        alone.gate = None
+        if gates is not None:
+            alone.gate = alone.queries[:, case.head_dim :] if case.gate == "in q" else gates[row]
+        expected.append(alone.run())
+    together.qkv, together.gate = qkv, gates
+    together.workspace = attention.AttentionWorkspace(case.heads, case.kv_heads, case.head_dim, qkv.device, rows)
+    for _ in range(3):  # the same bits every time
+        got = together.run()
+        for mine, theirs in zip(stored_parts(together.layer), stored_parts(alone.layer), strict=True):
+            assert torch.equal(mine.nan_to_num(7), theirs.nan_to_num(7))
+    assert torch.equal(got, together.run())
+    wanted = torch.cat(expected)
+    assert (got - wanted).abs().max() <= 4 * torch.finfo(F16).eps * wanted.abs().max()
+    assert not together.workspace.arrived.any()

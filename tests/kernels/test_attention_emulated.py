@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import glu
 
 from localq import kernels
+from localq.engine.cache import stored_parts
+from localq.errors import LocalqError
 from localq.kernels import attention
 from localq.kv_bits import K8V4, KV_BITS
 from tests.support.kernels.attention_operands import Case, Operands, assert_as_good_as_16_bit
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels.cuda_headers import compile_on_cpu
 
-ROOT = Path(__file__).parents[2]
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 F16, BF16 = torch.float16, torch.bfloat16
 LAYER = type("KvLayer", (ctypes.Structure,), {"_fields_": [  # csrc/attention/attention.h
@@ -29,10 +29,11 @@ LAYER = type("KvLayer", (ctypes.Structure,), {"_fields_": [  # csrc/attention/at
 ]})  # fmt: skip
 STEP = type("AttentionStep", (ctypes.Structure,), {"_fields_": [
     *((name, POINTER) for name in ("qkv", "position", "base", "rotary")), ("rotary_dim", INT), ("sinks", POINTER),
-    ("heads", INT), ("q_stride", INT), ("gate", POINTER), ("gate_stride", INT), ("q_norm", INT), ("k_norm", INT),
+    ("heads", INT), ("q_stride", INT), ("gate", POINTER), ("gate_stride", INT), ("gate_row_stride", INT),
+    ("q_norm", INT), ("k_norm", INT),
     ("q_norm_weight", POINTER), ("k_norm_weight", POINTER),
     *((name, FLOAT) for name in ("q_eps", "k_eps", "scale", "softcap")), ("window", INT),
-    *((name, POINTER) for name in ("out", "partials", "arrived")), ("splits", INT),
+    *((name, POINTER) for name in ("out", "partials", "arrived")), ("splits", INT), ("rows", INT),
 ]})  # fmt: skip
 MOST = 24  # splits: three clusters
 ONE, SEVERAL = 130, 2200  # slots in one cluster of 8 blocks, and in several
@@ -47,10 +48,13 @@ FEATURES = {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/attention_launch_on_cpu.h")
-    found = built(folder, "attention_on_cpu.cpp", ["attention/decode.cu"])
-    found.attention_decode_on_cpu.restype = ctypes.c_char_p
+    found = compile_on_cpu(
+        tmp_path_factory.mktemp("library"),
+        "attention_on_cpu.cpp",
+        ["attention/decode.cu"],
+        launch="attention_launch_on_cpu.h",
+        faults=("attention_decode",),
+    )
     found.attention_partials_on_cpu.restype = ctypes.c_int64
     return found
 
@@ -73,11 +77,9 @@ class Emulated:
         norms = dict(zip(("q_norm", "q_norm_weight", "q_eps"), q_norm, strict=True))
         norms |= dict(zip(("k_norm", "k_norm_weight", "k_eps"), k_norm, strict=True))
         step = STEP(**given, **norms)
-        fault = self.library.attention_decode_on_cpu(
+        self.library.attention_decode_on_cpu(
             ctypes.byref(step), ctypes.byref(kept), type, self.clusters, self.backwards
         )
-        if fault is not None:
-            raise ValueError(fault.decode())
 
 
 @pytest.fixture
@@ -105,6 +107,34 @@ def test_features(machine, name, width, bits):
     case = Case(6, 2, width, ONE - 1, ONE + 3, F16, bits, rotary=width // 4 * 2)
     operands = operands_of(replace(case, **FEATURES[name]))
     assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("width", [264, 512])
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_of_heads_loaded_in_parts(machine, name, width, dtype):
+    case = Case(6, 2, width, ONE - 1, ONE + 3, dtype, 16, rotary=width // 8 * 2)
+    operands = operands_of(replace(case, **FEATURES[name]))
+    assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("heads", [1, 9, 16])
+@pytest.mark.parametrize(
+    ("clusters", "splits", "length"), [(True, MOST, SEVERAL), (False, MOST, SEVERAL), (False, 1, ONE), (True, 8, 1)]
+)
+def test_groups_of_heads_loaded_in_parts(machine, clusters, splits, length, heads):
+    machine.clusters = clusters
+    operands = operands_of(Case(heads, 1, 512, length - 1, length, BF16, rotary=512), splits)
+    assert_as_good_as_16_bit(operands.run(), operands)
+    assert not operands.workspace.arrived.any()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_wide_heads_in_fewer_bits_are_refused(machine, bits):
+    with pytest.raises(
+        LocalqError, match="a KV cache below 16 bits requires a head dimension divisible by 8, up to 256"
+    ):
+        operands_of(Case(4, 2, 264, 3, 5, F16, bits))
 
 
 @pytest.mark.parametrize("bits", [16, 8])
@@ -150,3 +180,35 @@ def test_the_launcher_refuses_by_name(machine):
         operands.run()
     operands.gate = given
     operands.run()
+
+
+@pytest.mark.parametrize("bits", [16, K8V4, 4])
+@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize(("clusters", "length", "rows"), [(True, ONE, 2), (False, ONE, 8), (True, 3, 8), (True, 0, 2)])
+def test_rows_are_as_many_tokens_one_after_the_other(machine, clusters, length, name, rows, bits):
+    """The cache they leave is the same to the bit; results differ as far as the splits do."""
+    machine.clusters = clusters
+    case = replace(Case(6, 2, 40, length, length + rows, F16, bits, rotary=20), **FEATURES[name])
+    together = operands_of(case)
+    generator = torch.Generator().manual_seed(rows)
+    more = 2 * torch.randn(rows - 1, together.qkv.shape[1], generator=generator)
+    qkv = torch.cat((together.qkv, more.half()))
+    gates = None
+    if case.gate == "in q":
+        gates = qkv[:, : 6 * case.q_stride].view(rows, 6, -1)[..., 40:]
+    elif case.gate:
+        gates = torch.randn(rows, 6, 40, generator=generator).half()
+    alone = operands_of(case)
+    expected = []
+    for row in range(rows):
+        alone.qkv, alone.position = qkv[row : row + 1].clone(), torch.tensor([length + row])
+        alone.gate = None if gates is None else alone.queries[:, 40:] if case.gate == "in q" else gates[row]
+        expected.append(alone.run())
+    together.qkv, together.gate = qkv, gates
+    together.workspace = attention.AttentionWorkspace(6, 2, 40, torch.device("cpu"), rows)
+    got = together.run()
+    for mine, theirs in zip(stored_parts(together.layer), stored_parts(alone.layer), strict=True):
+        assert torch.equal(mine.nan_to_num(7), theirs.nan_to_num(7))
+    expected = torch.cat(expected)
+    assert (got - expected).abs().max() <= 2 * torch.finfo(F16).eps * expected.abs().max()
+    assert not together.workspace.arrived.any()

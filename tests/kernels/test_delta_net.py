@@ -197,6 +197,9 @@ class _Cache:
     def state(self, layer: int) -> LayerState:
         return self._state
 
+    def drafted(self, layer: int) -> None:
+        return None
+
 
 class _Pass:
     def __init__(self, state: LayerState) -> None:

@@ -15,26 +15,16 @@ from localq.engine.selftest import checks, delta_nets
 from localq.engine.selftest.compare import Mismatch
 from localq.kernels import delta_net
 from tests.support.kernels import delta_emulation
-from tests.support.kernels.delta_emulation import FLOAT, HALF, INT, POINTER, Net, assert_token_as_in_fp64
+from tests.support.kernels.delta_emulation import HALF, Step, assert_token_as_in_fp64
 
 SHAPES = [(1, 1), (2, 1), (2, 3), (1, 8)]  # key heads, and value heads for each
 CPU = torch.device("cpu")
 
 
-class Step(Net):
-    """`DeltaStep` of csrc/delta/delta.h."""
-
-    _fields_ = (
-        *((name, POINTER) for name in ("x", "x_norm", "write", "decay", "heads", "arrived")),
-        ("x_eps", FLOAT), ("x_kind", INT), ("hidden", INT),
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    found = delta_emulation.library(tmp_path_factory.mktemp("library"), "delta_on_cpu.cpp", "delta/decode.cu")
-    found.delta_decode_on_cpu.restype = ctypes.c_char_p
-    return found
+    folder = tmp_path_factory.mktemp("library")
+    return delta_emulation.library(folder, "delta_on_cpu.cpp", "delta/decode.cu", faults=("delta_decode",))
 
 
 @pytest.fixture
@@ -42,8 +32,7 @@ def emulated(library, monkeypatch):
     """The wrapper runs the kernel on the CPU."""
     delta_emulation.install(
         monkeypatch,
-        "delta_decode",
-        lambda given, type: library.delta_decode_on_cpu(ctypes.byref(Step(**given)), type),
+        delta_decode=lambda given, type: library.delta_decode_on_cpu(ctypes.byref(Step(**given)), type),
     )
 
 

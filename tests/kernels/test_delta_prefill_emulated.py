@@ -33,8 +33,9 @@ class Pass(Net):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    found = delta_emulation.library(tmp_path_factory.mktemp("library"), "delta_prefill_on_cpu.cpp", "delta/prefill.cu")
-    found.delta_prefill_on_cpu.restype = ctypes.c_char_p
+    folder = tmp_path_factory.mktemp("library")
+    faults = ("delta_prefill",)
+    found = delta_emulation.library(folder, "delta_prefill_on_cpu.cpp", "delta/prefill.cu", faults=faults)
     found.delta_chunk_bytes_on_cpu.restype = ctypes.c_int64
     return found
 
@@ -45,8 +46,7 @@ def counts(library, monkeypatch):
     counts = (ctypes.c_int64 * 4)()
     delta_emulation.install(
         monkeypatch,
-        "delta_prefill",
-        lambda given, type: library.delta_prefill_on_cpu(ctypes.byref(Pass(**given)), type, counts),
+        delta_prefill=lambda given, type: library.delta_prefill_on_cpu(ctypes.byref(Pass(**given)), type, counts),
     )
     return counts
 

@@ -125,7 +125,7 @@ def test_wrong_arguments_of_dry_match_are_named(change, message):
         (torch.zeros(39), 0.0, {}, "seen has shape"),
         (torch.zeros(80)[::2], 0.0, {}, "logits has strides"),
         (torch.zeros(40), -1.0, {}, "softcap = -1.0"),
-        (torch.zeros(40), 0.0, {"mask": torch.zeros(1, dtype=torch.int32)}, "mask has shape"),
+        (torch.zeros(40), 0.0, {"masks": torch.zeros(1, 1, dtype=torch.int32)}, "mask has shape"),
         (torch.zeros(40), 0.0, {"penalties": torch.zeros(51).double()}, "penalties is torch.float64"),
         (torch.zeros(40), 0.0, {}, "logits are on cpu, must be on a CUDA device"),
     ],

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,14 +15,13 @@ import torch
 
 from localq import kernels
 from localq.engine.sampler import NON_FINITE, SamplerState, adjust, repeated_lengths
-from localq.engine.step.state import StepState
+from localq.engine.step.state import SKIPPED, StepState
 from localq.kernels import logit_adjust, sampling
 from localq.kernels.sampling import workspace_elements
 from localq.sampling import Sampling
 from tests.support.engine.scripted_constraint import mask_of
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels.cuda_headers import compile_on_cpu
 
-ROOT = Path(__file__).parents[2]
 KERNELS = ["step/sample.cu", "step/logit_adjust.cu"]
 CPU = torch.device("cpu")
 
@@ -38,15 +35,15 @@ STRUCTS = {  # csrc/step/sampling.h
     "sample": fields_of(
         logits=POINTER, vocab=LONG, softcap=FLOAT, seen=POINTER, uniforms=POINTER, capacity=LONG, step=POINTER,
         floats=POINTER, top_k=POINTER, chosen=POINTER, token=POINTER, position=POINTER, workspace=POINTER,
-        excludes=POINTER, adjusted=BOOL,
+        excludes=POINTER, adjusted=BOOL, follows=BOOL, draft=POINTER, diverged=POINTER,
     ),
     "dry_match": fields_of(
         history=POINTER, size=LONG, prompt=POINTER, step=POINTER, token=POINTER, window=POINTER, breakers=POINTER,
-        longest=INT, matches=POINTER,
+        longest=INT, matches=POINTER, diverged=POINTER,
     ),
     "adjust": fields_of(
         logits=POINTER, vocab=LONG, softcap=FLOAT, seen=POINTER, floats=POINTER, penalties=POINTER, matches=POINTER,
-        mask=POINTER,
+        mask=POINTER, diverged=POINTER,
     ),
 }  # fmt: skip
 
@@ -54,12 +51,7 @@ STRUCTS = {  # csrc/step/sampling.h
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/sample_on_cpu.h")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder)
-    found = built(folder, "sample_on_cpu.cpp", KERNELS)
-    for name in STRUCTS:
-        getattr(found, f"{name}_on_cpu").restype = ctypes.c_char_p
-    return found
+    return compile_on_cpu(folder, "sample_on_cpu.cpp", KERNELS, launch="sample_on_cpu.h", faults=tuple(STRUCTS))
 
 
 @pytest.fixture
@@ -70,9 +62,7 @@ def emulated(library, monkeypatch):
         def launch(*, device, stream, greedy=None, **arguments):
             given = STRUCTS[name](**arguments)
             more = [] if greedy is None else [ctypes.c_bool(greedy)]
-            fault = getattr(library, f"{name}_on_cpu")(ctypes.byref(given), *more, device)
-            if fault is not None:
-                raise ValueError(fault.decode())
+            getattr(library, f"{name}_on_cpu")(ctypes.byref(given), *more, device)
 
         return launch
 
@@ -103,6 +93,15 @@ class Twins:
         on_gpu = OnGpu(logits.clone())
         self.ours.choose(on_gpu, self.greedy, softcap)
         return int(self.theirs.chosen), int(self.ours.chosen)
+
+    def follow(self, logits: torch.Tensor, draft: list[int]) -> tuple[list[int], list[int]]:
+        """The same of several rows, with the tokens that are drafted for all but the first."""
+        found = []
+        for state, on in ((self.theirs, logits.clone()), (self.ours, OnGpu(logits.clone()))):
+            state.draft(draft, len(logits))
+            state.follow(on, self.greedy)
+            found.append(state.choices[: len(logits)].tolist())
+        return found[0], found[1]
 
 
 class OnGpu(torch.Tensor):
@@ -323,3 +322,43 @@ def test_the_launcher_of_dry_match_checks_what_it_is_given(emulated, change, mes
     given = {**dict.fromkeys(names, 8), "size": 4, "longest": 50}
     with pytest.raises(ValueError, match=message):
         kernels.module().dry_match(**given | change, device=1, stream=0)
+
+
+EVERYTHING = Sampling(
+    temperature=0.9, top_k=9, top_p=0.9, repeat_penalty=1.4, dry_multiplier=1.0, xtc_probability=0.5, seed=4
+)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, seed=2), EVERYTHING])
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_are_followed_as_far_as_choices_were_drafted(emulated, sampling, masked):
+    vocab, rng = 600, random.Random(5)
+    prompt = prompt_of(rng, vocab, 30)
+    for accepted, rows in ((0, 2), (1, 2), (2, 4), (3, 4), (5, 8), (7, 8)):
+        logits = torch.stack([logits_of(vocab, 100 * rows + row) for row in range(rows)])
+        masks = [mask_of(range(row % 2, vocab, 2), vocab) for row in range(rows)]
+        alone = Twins(vocab, sampling, prompt)
+        plain = []
+        for row in range(rows):  # one step of one row after the other
+            if masked:
+                alone.theirs.sampler.allow(masks[row])
+            alone.theirs.choose(logits[row].clone(), sampling.greedy)
+            plain.append(int(alone.theirs.chosen))
+        twins = Twins(vocab, sampling, prompt)
+        draft = [id if row < accepted else (id + 1) % vocab for row, id in enumerate(plain[:-1])]
+        if masked:
+            for state in (twins.theirs, twins.ours):
+                state.sampler.allow(*masks)
+        theirs, ours = twins.follow(logits, draft)
+        assert theirs == ours == plain[: accepted + 1] + [SKIPPED] * (rows - accepted - 1)
+        for state in (twins.theirs, twins.ours):
+            assert int(state.token) == plain[accepted]
+            assert int(state.position) == int(state.sampler.step) == accepted + 1
+        assert torch.equal(twins.theirs.sampler.seen, twins.ours.sampler.seen)
+        again = [logits_of(vocab, 7 + row) for row in range(2)]  # the steps behind it
+        if masked:
+            for state in (twins.theirs, twins.ours):
+                state.sampler.allow(mask_of(range(vocab), vocab))
+        for each in again:
+            theirs_next, ours_next = twins.choose(each)
+            assert theirs_next == ours_next

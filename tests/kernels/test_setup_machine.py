@@ -96,4 +96,4 @@ def test_an_nvcc_that_is_too_old_is_none(tmp_path):
     old = program(tmp_path / "nvcc", "Cuda compilation tools, release 12.4, V12.4.131")
     found = machine.find_nvcc({"CUDACXX": old}, tmp_path / "own")
     assert found.path is None
-    assert "CUDA 12.4, but 12.8 or newer is needed" in found.why
+    assert "CUDA 12.4, but 12.8 or newer is required" in found.why

@@ -12,7 +12,8 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.architecture import Architecture
 from localq.models import ARCHITECTURES, architecture, gemma3, llama, ministral3, mistral, phi3, qwen2, smollm3
 from tests.support.files.hub_configs import HUB
-from tests.support.models.tiny_models import BY_NAME, SHAPE
+from tests.support.models.tiny_case import SHAPE
+from tests.support.models.tiny_cases import BY_NAME
 
 LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
 
@@ -115,6 +116,12 @@ def test_which_layers_of_qwen3_moe_have_experts():
         ({"model_type": "mistral3", "text_config": {"model_type": "llama", **SHAPE}}, "'llama' in mistral3 is not"),
         ({"model_type": "muse_glimmer_text", "layer_rope_theta": [0, 1e4, 1e5, 1e4, 0]}, "layer_rope_theta"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "olmo3", "layer_types": ["chunked_attention"] * 5}, "chunked"),
+        ({"model_type": "exaone4", "layer_types": ["conv"] * 5}, "conv"),
+        ({"model_type": "olmo2", "sliding_window": 9}, "sliding_window"),
+        ({"model_type": "lfm2", "layer_types": ["sliding_attention"] * 5}, "sliding_attention"),
+        ({"model_type": "granite", "num_local_experts": 4}, "num_local_experts"),
+        ({"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3", **SHAPE}}, "'qwen3' in qwen3_vl is not"),
     ],
 )
 def test_what_we_do_not_compute_is_refused_by_name(change, named):

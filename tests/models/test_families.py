@@ -9,7 +9,8 @@ import torch
 
 from localq.models import ARCHITECTURES, attention, decoder
 from tests.support.models import tiny_models
-from tests.support.models.tiny_models import BY_NAME, CASES, CONTEXT, logits_in_steps, ours, reference, reference_logits
+from tests.support.models.tiny_cases import BY_NAME, CASES
+from tests.support.models.tiny_models import CONTEXT, logits_in_steps, ours, reference, reference_logits
 
 TOLERANCE = 1e-4  # absolute, on f32 logits of a few units
 every_case = pytest.mark.parametrize("name", BY_NAME)

@@ -8,7 +8,8 @@ import torch
 from localq.engine.cache import KVCache
 from localq.models.attention import SCORE_BYTES, attend, visible
 from tests.support.models import tiny_models
-from tests.support.models.tiny_models import CONTEXT, DENSE, PREFILL, TOKENS, reference_logits
+from tests.support.models.tiny_cases import DENSE
+from tests.support.models.tiny_models import CONTEXT, PREFILL, TOKENS, reference_logits
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -19,11 +19,12 @@ from localq.files.layer_caches import RecurrentState
 from localq.models import ARCHITECTURES, experts, gated_delta_net, qwen3_5
 from localq.models.attention import Projected
 from localq.models.gated_delta_net import chunks, token
-from localq.models.layers import OffsetRMSNorm, empty_state
+from localq.models.layers import DraftedInputs, OffsetRMSNorm, empty_state
 from tests.support.engine.live_memory import LiveMemory
 from tests.support.kernels import reference_kernels
 from tests.support.models import tiny_models
-from tests.support.models.tiny_models import BY_NAME, logits_in_steps, reference_logits
+from tests.support.models.tiny_cases import BY_NAME
+from tests.support.models.tiny_models import logits_in_steps, logits_of_passes, reference_logits
 
 TOLERANCE = 1e-4  # as in test_families
 STEPS = 32
@@ -44,16 +45,6 @@ def long_text():
     return ids, found
 
 
-def _run(model, ids, cache, start, passes):
-    parts = []
-    with torch.inference_mode():
-        for count in passes:
-            stop = start + count
-            parts.append(model(ids[start:stop], torch.arange(start, stop), cache, stop, last_only=False))
-            start = stop
-    return torch.cat(parts)
-
-
 def _cache(model):
     return KVCache(model.cache_layout(), LONG, torch.float32, "cpu")
 
@@ -66,7 +57,7 @@ def test_passes_of_any_length_and_cached_steps_give_the_logits_of_transformers(l
     ids, found = long_text
     model, expected = found[name]
     passes = (*passes, *(1,) * STEPS)
-    logits = _run(model, ids, _cache(model), 0, passes)
+    logits = logits_of_passes(model, ids, _cache(model), 0, passes)
     torch.testing.assert_close(logits, expected[: sum(passes)], rtol=0, atol=TOLERANCE)
 
 
@@ -75,16 +66,16 @@ def test_a_copied_state_gives_the_same_bits_again(long_text, name):
     ids, found = long_text
     model, _ = found[name]
     cache = _cache(model)
-    _run(model, ids, cache, 0, (70, 1, 1))
+    logits_of_passes(model, ids, cache, 0, (70, 1, 1))
     states = [layer for layer, kept in enumerate(cache.layout) if isinstance(kept, RecurrentState)]
     copies = {layer: [part.clone() for part in cache.state(layer)] for layer in states}
-    first = _run(model, ids, cache, 72, (66, 1, 1))
+    first = logits_of_passes(model, ids, cache, 72, (66, 1, 1))
     after = {layer: [part.clone() for part in cache.state(layer)] for layer in states}
     assert all(not part.equal(copies[layer][0]) for layer, (part, _) in after.items()), "the state has moved on"
     for layer, parts in copies.items():
         for part, kept in zip(cache.state(layer), parts, strict=True):
             part.copy_(kept)
-    assert _run(model, ids, cache, 72, (66, 1, 1)).equal(first)
+    assert logits_of_passes(model, ids, cache, 72, (66, 1, 1)).equal(first)
     assert all(part.equal(now) for layer in states for part, now in zip(after[layer], cache.state(layer), strict=True))
 
 
@@ -184,11 +175,11 @@ def test_a_layer_gives_the_kernels_what_it_gives_torch(shared, monkeypatch):
         for tokens in (5, 2, 70):
             x = torch.randn(tokens, 64, generator=generator).to(dtype)
             assert not net.has_kernel(x)
-            expected = net(x, SimpleNamespace(cache=SimpleNamespace(state=lambda layer: states[0])))
+            expected = net(x, _pass_over(states[0]))
             with monkeypatch.context() as patch:
                 patch.setattr(gated_delta_net.GatedDeltaNet, "has_kernel", lambda net, x: True)
                 patch.setattr(gated_delta_net.GatedDeltaNet, "read", None)
-                found = net(x, SimpleNamespace(cache=SimpleNamespace(state=lambda layer: states[1])))
+                found = net(x, _pass_over(states[1]))
             torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6 * float(expected.abs().max()))
             assert torch.equal(states[0].columns, states[1].columns)
             torch.testing.assert_close(states[0].matrix, states[1].matrix, rtol=2**-6, atol=2**-8)
@@ -353,3 +344,53 @@ def test_null_is_the_default():
     read = ARCHITECTURES["qwen3_5_moe_text"].Config.from_dict
     nothing = {"layer_types": None, "mlp_only_layers": [], "attn_output_gate": None, "hidden_act": None}
     assert read({**config, **nothing, "output_gate_type": "swish", "mamba_ssm_dtype": "float32"}) == read(config)
+
+
+def _pass_over(state):
+    cache = SimpleNamespace(state=lambda layer: state, drafted=lambda layer: None)
+    return SimpleNamespace(cache=cache)
+
+
+# ---- drafted tokens
+
+
+def _exact_net() -> tuple[gated_delta_net.GatedDeltaNet, RecurrentState]:
+    """A net whose projections are exact in f32, however many rows are multiplied at once."""
+    shape = gated_delta_net.DeltaShape(2, 6, 8, 5, 4)
+    net = gated_delta_net.GatedDeltaNet(shape, 16, 0, 1e-6)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in net.parameters():
+        parameter.data = torch.randint(-3, 4, parameter.shape, generator=generator) / 4
+    return net, shape.cache
+
+
+def _exact_tokens(count: int, seed: int) -> torch.Tensor:
+    return torch.randint(-4, 5, (count, 16), generator=torch.Generator().manual_seed(seed)) / 4
+
+
+@pytest.mark.parametrize("accepted", range(8))
+@torch.inference_mode()
+def test_accepted_drafts_are_replayed_to_the_bits_of_single_tokens(accepted):
+    net, kept = _exact_net()
+    state, plain = (empty_state(kept, torch.float32, "cpu") for _ in range(2))
+    drafted = DraftedInputs(torch.full((7, kept.channels), torch.nan), *torch.full((2, 7, kept.heads), torch.nan))
+    for seed in range(4):  # steps behind each other
+        x = _exact_tokens(8, seed)
+        read = net.verify(x, state, drafted)
+        for row in range(accepted + 1):
+            assert net.read(x[row : row + 1], plain).equal(read[row : row + 1])
+            if row == 0:
+                assert all(ours.equal(theirs) for ours, theirs in zip(state, plain, strict=True))
+        net.replay(drafted, accepted, state)
+        assert all(ours.equal(theirs) for ours, theirs in zip(state, plain, strict=True))
+
+
+@torch.inference_mode()
+def test_a_step_with_fewer_drafts_than_the_cache_keeps():
+    net, kept = _exact_net()
+    state, plain = (empty_state(kept, torch.float32, "cpu") for _ in range(2))
+    drafted = DraftedInputs(torch.zeros(7, kept.channels), *torch.zeros(2, 7, kept.heads))
+    x = _exact_tokens(3, 9)
+    read = net.verify(x, state, drafted)
+    assert read.equal(torch.cat([net.read(x[row : row + 1], plain) for row in range(3)]))
+    assert not drafted.inputs[2:].any()

@@ -11,7 +11,8 @@ import torch
 from localq.engine.cache import KVCache
 from localq.models import ARCHITECTURES, decoder
 from tests.support.models import tiny_models
-from tests.support.models.tiny_models import CONTEXT, SHAPE, Case
+from tests.support.models.tiny_case import SHAPE, Case
+from tests.support.models.tiny_models import CONTEXT
 
 TOKENS = 48
 

@@ -9,9 +9,12 @@ import torch
 
 from localq.engine.cache import KVCache
 from localq.files import layer_caches
+from localq.files.layer_caches import KeysAndValues
 from localq.models import ARCHITECTURES, attention, decoder
 from tests.support.models import tiny_models
-from tests.support.models.tiny_models import BY_NAME, SHAPE, reference
+from tests.support.models.tiny_case import SHAPE
+from tests.support.models.tiny_cases import BY_NAME
+from tests.support.models.tiny_models import reference
 
 TOKENS = 330
 TOLERANCE = 3e-5  # of the largest logit: in some texts, queries that grow make small differences larger
@@ -83,8 +86,9 @@ def test_logits_are_those_of_transformers_and_of_a_cache_that_keeps_everything(n
     expected = _expected(name)[:tokens]
     torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE * expected.abs().max())
     assert torch.equal(got, _logits(model, _cache(model, None), chunk)), "the same arithmetic, the same bits"
-    windows = {each.window: each for each in cache.layout if each.window}
-    for index, kept in enumerate(cache.layout):
+    own = {index: each for index, each in enumerate(cache.layout) if isinstance(each, KeysAndValues)}
+    windows = {each.window: each for each in own.values() if each.window}
+    for index, kept in own.items():
         assert cache.layer(index).capacity == (kept.window + chunk if kept.window else TOKENS)
     assert windows
     assert all(tokens > 4 * (window + chunk) for window in windows)

@@ -49,7 +49,7 @@ def test_a_few_by_default_and_less_where_the_ram_is_small():
 def test_a_wish_is_kept_or_refused():
     assert budget(100, 3 * GIB, 4 * GIB) == 3 * GIB
     assert budget(100, 0, 4 * GIB) == 0
-    with pytest.raises(LocalqError, match=r"3\.2 GB of RAM is requested, but only 2\.1 GB is free") as caught:
+    with pytest.raises(LocalqError, match=r"not enough free RAM: need 3\.2 GB, have 2\.1 GB") as caught:
         budget(GIB, 3 * GIB, 2 * GIB)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
 

@@ -108,3 +108,16 @@ def test_the_command_that_makes_it_puts_it_where_its_name_finds_it():
     assert command.startswith("localq quantize llama-3.3-70b@bf16 --format vq2 --out ")
     assert str(places.quantized_dir() / "llama-3.3-70b@vq2") in command
     assert catalog.resolve("llama-3.3-70b@bf16").format == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("nemotron-3-nano", "Mamba-2 layers"), ("granite-4.0-h-tiny", "Mamba-2 layers and multipliers"),
+        ("laguna-xs-2.1", "per-head gates"), ("gemma-4-31b", "attention with two head sizes"),
+    ],
+)  # fmt: skip
+def test_families_without_kernels_come_last_and_say_why(name, what):
+    found = offers.of_entry(catalog.find(name))
+    assert found
+    assert all(offer.last and offer.remark == f"slow: no kernel for {what}" for offer in found)

@@ -9,11 +9,11 @@ import torch
 from localq import kv_bits, wording
 from localq.errors import ExitCode, LocalqError
 from localq.files import format_facts, format_sizes
-from localq.files.architecture import Linears
+from localq.files.linears import Linears
 from localq.planner import costs, footprint
 from localq.planner import plan as memory_plan
-from localq.planner.costs import Growth
 from localq.planner.footprint import head_bytes, per_token_bytes
+from localq.planner.growth import Growth
 from localq.planner.placement import Placement, Wishes
 from tests.support.planner.catalogue_models import arch
 

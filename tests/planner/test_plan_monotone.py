@@ -67,7 +67,8 @@ def of_budgets(offer: Offer, wishes: Wishes, known: dict[Wishes, dict[int, int]]
 
 @pytest.fixture(scope="module")
 def every_offer() -> list[Offer]:
-    return offers.of_catalogue()
+    """One of those that are planned alike: of one shape, in one format."""
+    return [*{(each.arch, each.format, each.scheme): each for each in offers.of_catalogue()}.values()]
 
 
 def test_with_default_settings_every_64_mib_gives_at_least_as_much(every_offer):

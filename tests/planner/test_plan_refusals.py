@@ -58,7 +58,7 @@ def test_a_refusal_says_who_could_make_room_and_force_goes_on_all_the_same():
 def test_a_refusal_offers_the_same_model_smaller_before_another_model():
     assert "use llama-3.1-8b, which fits;" in refusal("llama-3.1-8b", "bf16", 12 * 2**30)
     text = refusal("llama-3.3-70b", "nf4", 24_564 * MIB)
-    assert "use llama-3.3-70b@vq2, which fits (quantized here first);" in text
+    assert "use llama-3.3-70b@vq2, which fits (after quantizing it here);" in text
 
 
 @pytest.mark.parametrize(("gib", "is_offered"), [(20, False), (400, True)])

@@ -18,16 +18,16 @@ from localq import kernels
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.files.stored_format import scheme_of
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import vq2
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
 from localq.quantize import by_layer
 from localq.quantize.model.source import SourceModel
 from localq.quantize.output.tensor_jobs import is_block_linear
 from localq.quantize.settings import Tuning
 from localq.text.tokenizer import Tokenizer
+from tests.support.models.tiny_case import MUSE_TOWER
 from tests.support.models.tiny_checkpoints import make_checkpoint
-from tests.support.models.tiny_models import MUSE_VISION
 from tests.support.quantize.conversions import digests, quantized
 from tests.support.quantize.vq2_conversions import Made, converted, ended, loaded, logits, request, watched, windows
 
@@ -45,12 +45,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe": ("qwen3_5_moe_text", {}),  # and a shared expert
     "gemma2": ("gemma2", {"tie_word_embeddings": True}),  # the stream stays, inputs are rotated
     "gemma3": ("gemma3_text", {}),
+    "gemma4": ("gemma4_text", {}),  # heads of two sizes, values made from keys, a scalar
     "ministral3": ("ministral3", {}),  # queries that grow
-    "muse": ("muse_glimmer", {"vision_config": MUSE_VISION, "text_config": {
+    "lfm2": ("lfm2", {"tie_word_embeddings": True}),  # short convolutions
+    "lfm2_moe": ("lfm2_moe", {}),  # and experts chosen by sigmoids, in some layers
+    "granite": ("granite", {}),  # the stream is divided
+    "olmo3": ("olmo3", {"sliding_window": 16}),  # norms behind only, of q and k over all heads
+    "muse": ("muse_glimmer", {**MUSE_TOWER, "text_config": {
         "model_type": "muse_glimmer_text", "sliding_window": 16, "output_multiplier": 0.6, "initializer_range": 0.08}}),
 }  # fmt: skip
-DENSE = (".weight", ".bias", ".A_log", ".dt_bias")
-UNTURNED = ("gemma2", "gemma3", "muse")
+DENSE = (".weight", ".bias", ".expert_bias", ".A_log", ".dt_bias", ".layer_scalar")
+UNTURNED = ("gemma2", "gemma3", "gemma4", "muse", "olmo3")
 ROUNDING = 1e-5  # of f32, relative to the largest logit: sums of 192 terms, one layer after another
 
 
@@ -144,19 +149,24 @@ def test_a_seed_of_its_own_makes_other_codes_of_the_same_model(source_of, made_o
 def test_every_linear_is_quantized_and_nothing_is_missing(source_of, made_of, name: str) -> None:
     files = open_model(made_of(name).folder)
     with open_checkpoint(open_model(source_of(name))) as source, open_checkpoint(files) as result:
-        linears = [
-            key.removesuffix(".weight") for key, each in source.tensors.items() if is_block_linear(key, each.shape)
-        ]
+        linears = [_written(name, key) for key, each in source.tensors.items() if is_block_linear(key, each.shape)]
         assert all(vq2.is_quantized(result.tensors, prefix) for prefix in linears)
         assert not any(f"{prefix}.weight" in result.tensors for prefix in linears)
         signed = {key.rpartition(".")[0].rpartition(".")[2] for key in result.tensors if key.endswith(".signs")}
-        readers = {prefix.rpartition(".")[2] for prefix in linears} - {"o_proj"}
-        assert signed == (readers if name in UNTURNED else {"down_proj"})
+        readers = {prefix.rpartition(".")[2] for prefix in linears} - {"o_proj", "out_proj"}
+        assert signed == (readers if name in UNTURNED else readers & {"down_proj", "w2"})
         dense = {key for key in source.tensors if not is_block_linear(key, source.tensors[key].shape)}
         turned_head = set() if name in UNTURNED else {"lm_head.weight"}
         assert {key for key in result.tensors if key.endswith(DENSE)} == dense | turned_head
-    assert files.config["tie_word_embeddings"] == (name == "gemma2")
+    assert files.config["tie_word_embeddings"] == (name in ("gemma2", "gemma4"))
     assert files.config["quantization_config"]["quant_method"] == "localq_vq2"
+
+
+def _written(name: str, key: str) -> str:
+    """The prefix that codes of a matrix have: of an LFM2 by the names of the model, not those of its source."""
+    if not name.startswith("lfm2") or ".experts." in key:
+        return key.removesuffix(".weight")
+    return f"model.{ARCHITECTURES[name].rename(key)}".removesuffix(".weight")
 
 
 def test_tokenizer_template_and_stop_tokens_come_along(source_of, made_of) -> None:
@@ -191,7 +201,7 @@ def test_full_precision_needs_no_note(source_of, tmp_path) -> None:
 def test_nf4_weights_are_dequantized_and_said_to_be(tmp_path) -> None:
     source = quantized(make_checkpoint(tmp_path / "dense", "llama", initializer_range=0.08), tmp_path / "nf4")
     (note,) = _notes(source, tmp_path / "out")
-    assert "4-bit weights (nf4)" in note
+    assert "already quantized (4-bit nf4)" in note
     result, exact = loaded(tmp_path / "out"), loaded(source)
     assert result.format == "vq2"
     text = windows()[0]
@@ -205,7 +215,7 @@ def test_a_gguf_file_becomes_a_folder_with_its_tokenizer(tmp_path) -> None:
 
     source = write_with_tokenizer(tmp_path / "tiny.gguf", "Q8_0")
     (note,) = _notes(source, tmp_path / "out", windows=windows(vocab=131))
-    assert "(gguf)" in note
+    assert "-bit gguf)" in note
     result, exact = loaded(tmp_path / "out"), loaded(source)
     text = windows(vocab=131)[0]
     assert (logits(result, text) - logits(exact, text)).norm() < 0.5 * logits(exact, text).norm()

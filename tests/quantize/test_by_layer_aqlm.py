@@ -16,8 +16,8 @@ from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.files.stored_format import scheme_of
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import aqlm
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_layer
 from localq.quantize.by_layer import convert

@@ -308,7 +308,9 @@ def test_too_little_space_is_seen_before_the_first_layer(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(LocalqError, match=r"bytes plus a reserve are needed in .* only 1,000 bytes are free") as caught:
+    with pytest.raises(
+        LocalqError, match=r"not enough free disk space in .*: need .* bytes plus a reserve, have 1,000\."
+    ) as caught:
         by_layer.convert(request(llama, tmp_path / "out", **SETTINGS), lambda *each: pytest.fail("it began"))
     assert caught.value.exit_code == ExitCode.DISK
 

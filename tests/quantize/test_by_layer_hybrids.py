@@ -10,7 +10,7 @@ import torch
 from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import architecture
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_layer

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from localq.files.model_folder import LOCK_NAME, STATE_NAME, open_model
 from localq.files.safetensors_headers import INDEX_NAME, read_header
 from localq.formats import nf4
-from localq.formats.checkpoint import info, open_checkpoint
+from localq.formats.checkpoint import info
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.quantize import by_tensor
 from localq.quantize.output.shards import plan_shards
 from localq.quantize.output.tensor_jobs import TensorJob, is_block_linear, plan_jobs, skipped_modules

@@ -20,7 +20,7 @@ from localq.files import stored_format
 from localq.files.model_folder import open_model
 from localq.files.stored_format import format_of_config
 from localq.formats import bcq
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from localq.quantize.binary import layers as binary_layers
@@ -182,7 +182,7 @@ def test_bits_in_between_are_a_mixture() -> None:
     assert quantize_bcq.mixture("bcq", "3", "64", None) is None
     assert quantize_bcq.mixture("vq2", "2.3", None, None) is None
     for given in (("bcq", "3.25", "64", None), ("bcq", "3.25", None, True)):
-        with pytest.raises(LocalqError, match="sets each matrix's group size automatically"):
+        with pytest.raises(LocalqError, match="chooses the group size of each matrix"):
             quantize_bcq.mixture(*given)
 
 
@@ -308,7 +308,7 @@ def test_a_text_is_the_default(source: Path, tmp_path: Path, capsys: pytest.Capt
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
     arguments = ["quantize", str(source), "--format", "bcq", "--device", "cpu", "--windows", "1"]
     assert execute([*arguments, "--calibration", str(text), "--out", str(tmp_path / "out")]) == ExitCode.OK
-    assert "weighting errors using 1 window of" in capsys.readouterr().err
+    assert "computing error weights using 1 window of" in capsys.readouterr().err
     for option in (("--best",), ("--seed", "1"), ("--calibration", "none")):
         assert execute([*arguments, *option, "--out", str(tmp_path / "other")]) == ExitCode.USAGE
         assert "has no such option" in (said := capsys.readouterr().err) or "without a calibration text" in said

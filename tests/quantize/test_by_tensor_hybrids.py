@@ -10,7 +10,7 @@ import torch
 from localq.engine.load.load import load
 from localq.files.model_folder import open_model
 from localq.formats import nf4
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from localq.quantize.model.input_moments import CalibrationText
@@ -19,10 +19,32 @@ from tests.support.engine.engine_runs import logits_of, prompt_of
 from tests.support.formats import expert_checkpoints, hybrid_checkpoints
 from tests.support.formats.expert_checkpoints import read
 from tests.support.formats.hybrid_checkpoints import LINEAR, PREFIXES
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 DEVICE = torch.device("cpu")
 CPU = LoadOptions(device="cpu", dtype="float32")
 KEPT = ("in_proj_a.weight", "in_proj_b.weight", "mlp.gate.weight", "mlp.shared_expert_gate.weight")
+
+
+def test_short_convolutions_and_their_mixtures(tmp_path):
+    folder = make_checkpoint(tmp_path / "bf16", "lfm2_moe", shard_bytes=2**30)
+    notes: list[str] = []
+    out = by_tensor.convert(TensorwiseRequest(open_model(folder), "nf4", tmp_path / "nf4"), say=notes.append)
+    made, source = open_checkpoint(open_model(out)), open_checkpoint(open_model(folder))
+    packed = {name for name in source.tensors if nf4.is_quantized(made.tensors, name.removesuffix(".weight"))}
+    matrices = {name for name, each in source.tensors.items() if len(each.shape) == 2 and "embed" not in name}
+    assert matrices - packed == {
+        "lm_head.weight",
+        *(f"model.layers.{each}.feed_forward.gate.weight" for each in (1, 2)),
+    }
+    ends = {name.split(".", 3)[3] for name in packed if "experts" not in name}
+    assert {"conv.in_proj.weight", "conv.out_proj.weight", "self_attn.out_proj.weight"} <= ends
+    assert any("convolutions (conv), routers (gate)" in line for line in notes)
+    loaded = load(open_model(out), CPU)
+    assert loaded.format == "nf4"
+    exact = load(open_model(folder), CPU)
+    found, wanted = (logits_of(each.model, each, prompt_of(30)) for each in (loaded, exact))
+    assert (found - wanted).norm() < 0.5 * wanted.norm()
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_5_moe, experts in one tensor"])
@@ -38,15 +60,21 @@ def test_matrices_are_quantized_and_rates_and_gates_are_not(kind, tmp_path):
     names = [name.replace("model.", PREFIXES[0], 1) for name in read(text) if LINEAR.fullmatch(name)]
     packed = [name for name in names if not name.endswith(KEPT)]
     assert packed
+    block = [name for name in read(folder) if name.startswith("mtp.")]
     assert all(nf4.is_quantized(made.tensors, name.removesuffix(".weight")) for name in packed)
     others = [name for name in source.tensors if name not in packed and ".experts." not in name]
     assert any(name.endswith(KEPT) for name in others)
     assert all(made.read(name).equal(source.read(name)) for name in others)
-    assert not any("visual" in name or name.startswith("mtp") for name in made.tensors)
+    assert not any("visual" in name for name in made.tensors)
+    with open_checkpoint(open_model(out), part="mtp") as kept:
+        matrices = [name for name in block if name.endswith(("proj.weight", "fc.weight"))]
+        assert all(nf4.is_quantized(kept.tensors, name.removesuffix(".weight")) for name in matrices)
+        assert {name for name in kept.tensors if not name.startswith(tuple(matrices))} >= {"mtp.norm.weight"}
+        assert any(name.endswith("q_proj.weight") for name in matrices)
 
     skipped = json.loads((out / "config.json").read_text())["quantization_config"]["llm_int8_skip_modules"]
     assert {"lm_head", "layers.0.linear_attn.in_proj_a", "layers.2.linear_attn.in_proj_b"} <= {*skipped}
-    (told,) = [line for line in notes if line.startswith("Kept at 16 bits")]
+    (told,) = [line for line in notes if line.startswith("Left at 16 bits")]
     assert "DeltaNet decay and update rates (in_proj_a, in_proj_b), convolutions (conv1d)" in told
     assert ("routers (gate), shared-expert gates (shared_expert_gate)" in told) == (kind == "qwen3_5_moe")
 

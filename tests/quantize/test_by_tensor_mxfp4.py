@@ -15,7 +15,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.files.stored_format import format_of_config
 from localq.formats import mxfp4
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from localq.quantize.output.tensor_jobs import is_block_linear

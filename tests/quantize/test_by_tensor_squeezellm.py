@@ -17,7 +17,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.files.stored_format import format_of_config
 from localq.formats import squeezellm
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.formats.squeezellm.kernel import RowLutOperand
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
@@ -201,7 +201,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys, monkeypatch, weighed:
     arguments = ("quantize", source, "--format", "squeezellm", "--out", tmp_path / "out", *text)
     assert execute([*map(str, arguments)]) == 0
     said = capsys.readouterr().err
-    assert ("weighting errors using 2 windows of 256 tokens" in said) == weighed
+    assert ("computing error weights using 2 windows of 256 tokens" in said) == weighed
     with open_checkpoint(open_model(tmp_path / "out")) as made:
         assert squeezellm.stored_shape(made, "model.layers.0.mlp.up_proj")
 

@@ -104,7 +104,7 @@ def test_of_some_windows_every_file_gives_as_many_as_far_as_it_has_them(source, 
 def test_a_file_of_less_than_a_window_is_named(source, tmp_path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text(json.dumps(said("Hi", "Ho")))
-    with pytest.raises(LocalqError, match=r"few\.jsonl has only \d+ tokens, less than one 48-token window") as caught:
+    with pytest.raises(LocalqError, match=r"few\.jsonl has only \d+ tokens, fewer than one 48-token window") as caught:
         windows_of(source, TEXT, few)
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -141,13 +141,13 @@ def test_the_chats_tell_a_conversion_from_others(source, chats, tmp_path) -> Non
     ("lines", "why"),
     [
         ([json.dumps(CHATS[0]), "{oops"], r"line 2: not valid JSON"),
-        (["[1, 2]"], r"line 1: contains a JSON list instead of an object"),
+        (["[1, 2]"], r"line 1: expected a JSON object, but found a JSON list"),
         (["", '{"text": "hello"}'], r"line 2: messages must be a list"),
         (['{"messages": []}'], r"line 1: messages must be"),
         (['{"messages": ["hello"]}'], r"line 1: messages must be"),
         (['{"messages": [{"role": "user", "content": ["hello"]}]}'], r"line 1: messages must be"),
         (['{"messages": [{"content": "hello"}]}'], r"line 1: messages must be"),
-        (["", "  "], "contains no chats"),
+        (["", "  "], "no chats found in"),
     ],
 )
 def test_lines_that_are_no_chats_are_named(tmp_path, lines, why) -> None:
@@ -233,7 +233,7 @@ def test_the_option_may_be_repeated(source, chats, tmp_path, asked) -> None:
     ("format", "texts", "named"),
     [
         ("vq2", ("default", "none"), "--calibration none: --format vq2 needs a calibration text"),
-        ("squeezellm", ("default", "none"), "--calibration none: another --calibration names a text"),
+        ("squeezellm", ("default", "none"), "--calibration none: cannot be combined with a calibration text"),
         ("nf4", ("default",), "--calibration: --format nf4 needs no calibration"),
         ("vq2", ("default", "missing.jsonl"), "missing.jsonl cannot be read"),
     ],

@@ -16,7 +16,8 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import format_facts
 from localq.files.model_folder import open_model
 from localq.formats import FORMATS
-from localq.formats.checkpoint import info, open_checkpoint
+from localq.formats.checkpoint import info
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner import ram
 from localq.quantize import by_layer, by_tensor, memory
 from localq.quantize.bits.binary_mixture import BitBudget

@@ -136,7 +136,7 @@ def test_what_they_were_not_made_from_is_refused(made, packed, tmp_path, capsys)
     weights[-1] ^= 1
     file.write_bytes(weights)
     arguments = ["--format", "vq2", "--out", str(tmp_path / "out"), "--layers", str(packed)]
-    refused(capsys, ExitCode.USAGE, "the layers come from a different model", str(other), *arguments)
+    refused(capsys, ExitCode.USAGE, "the layers were not quantized from", str(other), *arguments)
     assert not (tmp_path / "out").exists()
 
 
@@ -146,7 +146,7 @@ def test_damaged_ones_are_refused(made, packed, tmp_path, capsys):
     arguments = [str(source), "--format", "vq2", "--out", str(tmp_path / "out"), "--layers", str(packed)]
     whole = (packed / "layers.safetensors").read_bytes()
     (packed / "layers.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    refused(capsys, ExitCode.BAD_FILE, "its SHA-256 does not match the recorded hash", *arguments)
+    refused(capsys, ExitCode.BAD_FILE, "the SHA-256 hash does not match the recorded one", *arguments)
     record = json.loads((packed / "made.json").read_text())
     (packed / "made.json").write_text(json.dumps({**record, "seed": "3"}))
     refused(capsys, ExitCode.BAD_FILE, "sha256, source_sha256 or seed is missing", *arguments)

@@ -73,6 +73,15 @@ def test_the_beginning_of_text_comes_once_in_both_uses(tmp_path, name):
         ("qwen3.5", {"<|im_end|>"}),
         ("qwen3.8", {"<|im_end|>"}),
         ("ministral-3-reasoning", {"</s>"}),
+        ("gemma-4", {"<eos>", "<turn|>"}),
+        ("olmo-3-think", {"<|im_end|>", "<|endoftext|>"}),
+        ("lfm2", {"<|im_end|>"}),
+        ("exaone-4", {"[|endofturn|]"}),
+        ("granite-3.3", {"<|end_of_text|>"}),
+        ("seed-oss", {"<seed:eos>"}),
+        ("nemotron-3", {"<|im_end|>"}),
+        ("granite-4", {"<|end_of_text|>"}),
+        ("laguna", {"</assistant>"}),
         ("muse-glimmer", {"<|eot|>"}),  # <|eom|> ends its thoughts
         ("published/gpt-oss-120b", {"<|return|>", "<|call|>"}),  # <|end|> ends its thoughts; the answer follows
     ],
@@ -100,7 +109,7 @@ def test_a_token_that_is_not_special_ends_a_reply_where_the_template_writes_it(t
     assert plain(files) <= special
     assert any(
         end in plain(files)
-        for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<end_of_turn>", "<|end|>", ENDS["deepseek"][1])
+        for end in ("<|im_end|>", "<|eot_id|>", "</s>", "<end_of_turn>", "<|end|>", ENDS[family(name)][1])
     )
 
 

@@ -1,4 +1,4 @@
-"""Turns of Qwen3.5 to 3.8, Ministral 3 and Muse Glimmer: thinking on, off and by effort, earlier thoughts kept or not.
+"""Turns of families since Qwen3.5: thinking on, off and by effort, earlier thoughts.
 
 The expected texts follow the turn formats that these families document; the templates are those of tests/data.
 """
@@ -27,7 +27,14 @@ THOUGHT = {
     "qwen3.5": "<think>\nhm\n</think>\n\n",
     "qwen3.6": "<think>\nhm\n</think>\n\n",
     "qwen3.8": "<think>\nhm\n</think>\n\n",
+    "olmo-3-think": "<think>\nhm\n</think>\n\n",
+    "seed-oss": "<seed:think>hm</seed:think>",
+    "exaone-4": "<think>\nhm\n</think>\n\n",
+    "granite-3.3": "<think>\nhm\n</think>\n\n",
+    "lfm2": "<think>\nhm\n</think>\n\n",
+    "gemma-4": "<|channel>thought\nhm\n<channel|>",
     "ministral-3-reasoning": "[THINK]hm[/THINK]",
+    "nemotron-3": "<think>\nhm\n</think>\n",
     "muse-glimmer": " to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>",
 }
 WITHOUT, KEPT = (f"<|im_start|>assistant\n{thought}yes<|im_end|>\n" for thought in ("", THOUGHT["qwen3.8"]))
@@ -101,6 +108,154 @@ def test_ministral_explains_the_thought_unless_a_system_prompt_replaces_it():
     today = datetime.date.today()
     rendered = template.render(plain, [{"role": "user", "content": "Q"}], special)
     assert today != datetime.date.today() or f"The current date is {today}." in rendered
+
+
+def test_gemma_4_thinks_where_the_system_turn_says_so():
+    question, model = Message("user", " Q\n"), "<|turn>model\n"
+    asked = "<|turn>user\nQ<turn|>\n"
+    off = f"<bos>{asked}{model}<|channel>thought\n<channel|>"
+    assert prompt("gemma-4", question) == prompt("gemma-4", question, think="off") == off
+    assert prompt("gemma-4", question, think="on") == f"<bos><|turn>system\n<|think|><turn|>\n{asked}{model}"
+    kind = prompt("gemma-4", Message("system", "Be kind."), question, think="on")
+    assert kind == f"<bos><|turn>system\n<|think|>Be kind.<turn|>\n{asked}{model}"
+    with pytest.raises(LocalqError, match="no thinking levels"):
+        prompt("gemma-4", question, think="low")
+
+
+def test_gemma_4_drops_earlier_thoughts_unless_told_to_keep_them():
+    def text(**given):
+        return prompt("gemma-4", *answered("gemma-4"), think="on", **given)
+
+    assert "<|turn>model\nyes<turn|>\n" in text()
+    assert "<|channel>" not in text()
+    assert f"<|turn>model\n{THOUGHT['gemma-4']}yes<turn|>\n" in text(preserve="on")
+
+
+def test_olmo_thinks_in_models_of_their_own():
+    who = "<|im_start|>system\nYou are a model of the OLMo kind"
+    assert prompt("olmo-3", Message("user", "Q")) == f"{who}.<|im_end|>\n{USER}<|im_start|>assistant\n"
+    text = prompt("olmo-3-think", Message("user", "Q"), think="on")
+    assert text == f"{who} that thinks.<|im_end|>\n{USER}<|im_start|>assistant\n<think>"
+    kind = prompt("olmo-3-think", Message("system", "Be kind."), *answered("olmo-3-think"))
+    said = "<|im_start|>assistant\n<think>\nhm\n</think>\n\nyes<|im_end|>\n"
+    assert kind.startswith(f"<|im_start|>system\nBe kind.<|im_end|>\n{USER}{said}<|im_start|>user\nR")
+    for name in ("olmo-3", "olmo-3-think"):
+        with pytest.raises(LocalqError, match="no thinking mode"):
+            prompt(name, Message("user", "Q"), think="off")
+
+
+def test_exaone_thinks_if_told_to_and_drops_earlier_thoughts():
+    asked, open_ = "[|user|]\nQ[|endofturn|]\n", "[|assistant|]\n<think>\n"
+    for think in ("auto", "off"):
+        assert prompt("exaone-4", Message("user", "Q"), think=think) == f"{asked}{open_}\n</think>\n\n"
+    kind = prompt("exaone-4", Message("system", "Be kind."), *answered("exaone-4"), think="on")
+    said = "[|assistant|]\nyes[|endofturn|]\n[|user|]\nR[|endofturn|]\n"
+    assert kind == f"[|system|]\nBe kind.[|endofturn|]\n{asked}{said}{open_}"
+
+
+def test_granite_thinks_where_its_system_turn_asks_for_it():
+    def turn(role: str, said: str) -> str:
+        return f"<|start_of_role|>{role}<|end_of_role|>{said}<|end_of_text|>\n"
+
+    opened = "<|start_of_role|>assistant<|end_of_role|>"
+    on, off, auto = (prompt("granite-3.3", Message("user", "Q"), think=each) for each in ("on", "off", "auto"))
+    assert on.endswith(f"<think></think>, then your answer.<|end_of_text|>\n{turn('user', 'Q')}{opened}")
+    assert "<think>" not in off
+    assert off.endswith(f"Granite kind.<|end_of_text|>\n{turn('user', 'Q')}{opened}")
+    assert auto == off
+    kind = prompt("granite-3.3", Message("system", "Be kind."), *answered("granite-3.3"))
+    said = turn("user", "Q") + turn("assistant", "yes") + turn("user", "R")
+    assert kind == turn("system", "Be kind.") + said + opened
+
+
+def test_lfm_is_chatml_and_drops_all_thoughts_but_the_last():
+    assert prompt("lfm2", Message("user", "Q")) == f"<|startoftext|>{USER}<|im_start|>assistant\n"
+    turns = (*answered("lfm2"), Message("assistant", THOUGHT["lfm2"] + "no"), Message("user", "S"))
+    text = prompt("lfm2", Message("system", "Be kind."), *turns)
+    assert text.startswith(f"<|startoftext|><|im_start|>system\nBe kind.<|im_end|>\n{USER}{WITHOUT}")
+    assert "assistant\n<think>\nhm\n</think>\n\nno<|im_end|>" in text
+
+
+def test_qwen_vl_is_chatml_without_thoughts():
+    text = prompt("qwen3-vl", Message("system", "Be kind."), *answered("qwen3.8"))
+    assert text.startswith(f"<|im_start|>system\nBe kind.<|im_end|>\n{USER}")
+    assert text.endswith("<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n")
+    with pytest.raises(LocalqError, match="no thinking mode"):
+        prompt("qwen3-vl", Message("user", "Q"), think="on")
+
+
+def test_seed_has_a_budget_of_which_zero_turns_thoughts_off():
+    asked = "<seed:bos>user\nQ<seed:eos>"
+    for think in ("auto", "on"):
+        assert prompt("seed-oss", Message("user", "Q"), think=think) == f"{asked}<seed:bos>assistant\n"
+    off = prompt("seed-oss", Message("user", "Q"), think="off")
+    assert off.startswith(f"<seed:bos>system\nAnswer at once, without a thought.<seed:eos>{asked}<seed:bos>assistant\n")
+    assert off.endswith("the answer follows.</seed:cot_budget_reflect>\n</seed:think>")
+    text = prompt("seed-oss", *answered("seed-oss"))
+    said = "<seed:bos>assistant\n<seed:think>hm</seed:think>\nyes<seed:eos>"
+    assert text == f"{asked}{said}<seed:bos>user\nR<seed:eos><seed:bos>assistant\n"
+    with pytest.raises(LocalqError, match="no thinking levels"):
+        prompt("seed-oss", Message("user", "Q"), think="low")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{% if thinking %}a{% endif %}", ("thinking", True, False)), ("{# thinking #}thinking of it", None),
+        ("{{ 'budget' if thinking_budget == 0 }}", ("thinking_budget", -1, 0)), ("plain", None),
+        ("{% if enable_thinking %}{{ thinking }}{% endif %}", ("enable_thinking", True, False)),
+    ],
+)  # fmt: skip
+def test_a_switch_is_what_the_template_reads(text, found):
+    assert thinking_levels.switch(text) == found
+
+
+def test_nemotron_has_a_system_turn_and_closes_a_thought_that_is_off():
+    question, empty = Message("user", "Q"), "<|im_start|>system\n<|im_end|>\n"
+    assert prompt("nemotron-3", question) == f"{empty}{USER}<|im_start|>assistant\n<think>\n"
+    assert prompt("nemotron-3", question, think="on") == prompt("nemotron-3", question)
+    off = prompt("nemotron-3", Message("system", "Be kind."), question, think="off")
+    kind = "<|im_start|>system\nBe kind.<|im_end|>\n"
+    assert off == f"{kind}{USER}<|im_start|>assistant\n<think></think>"
+    with pytest.raises(LocalqError, match="no thinking levels"):
+        prompt("nemotron-3", question, think="low")
+
+
+def test_nemotron_leaves_empty_thoughts_of_earlier_turns():
+    text = prompt("nemotron-3", *answered("nemotron-3"))
+    assert f"{USER}<|im_start|>assistant\n<think></think>yes<|im_end|>\n<|im_start|>user\nR<|im_end|>\n" in text
+    plain = prompt("nemotron-3", Message("user", "Q"), Message("assistant", "yes"), Message("user", "R"))
+    assert plain == text
+
+
+def test_granite_has_a_system_turn_and_does_not_think():
+    def turn(role: str, content: str) -> str:
+        return f"<|start_of_role|>{role}<|end_of_role|>{content}<|end_of_text|>\n"
+
+    kind, ask, end = Message("system", "Be kind."), Message("user", "Q"), "<|start_of_role|>assistant<|end_of_role|>"
+    assert prompt("granite-4", kind, ask) == turn("system", "Be kind.") + turn("user", "Q") + end
+    usual = "You are a helpful assistant. Please ensure responses are professional, accurate, and safe."
+    assert prompt("granite-4", ask) == turn("system", usual) + turn("user", "Q") + end
+    earlier = prompt("granite-4", kind, ask, Message("assistant", "yes"), Message("user", "R"))
+    assert earlier == prompt("granite-4", kind, ask) + "yes<|end_of_text|>\n" + turn("user", "R") + end
+    with pytest.raises(LocalqError, match="no thinking mode"):
+        prompt("granite-4", ask, think="on")
+
+
+def test_laguna_thinks_only_where_it_is_asked_to():
+    question, begin = Message("user", "Q"), "〈|EOS|〉<system>\n"
+    direct, aloud = "Respond directly, without reasoning tags.", "Put your reasoning inside <think> </think> tags"
+    asked = "\n</system>\n<user>\nQ\n</user>\n<assistant>\n"
+    assert prompt("laguna", question) == prompt("laguna", question, think="off") == f"{begin}{direct}{asked}"
+    assert prompt("laguna", question, think="on") == f"{begin}{aloud} before your response.{asked}"
+    kind = prompt("laguna", Message("system", "Be kind."), question)
+    assert kind == f"{begin}{direct}\nBe kind.{asked}"
+    with pytest.raises(LocalqError, match="no thinking levels"):
+        prompt("laguna", question, think="low")
+    said = Message("assistant", "<think>\nhm\n</think>\n\nyes")
+    earlier = prompt("laguna", question, said, Message("user", "R"), think="on")
+    assert "<assistant>\n<think>hm</think>\nyes\n</assistant>\n<user>\nR\n</user>" in earlier
+    assert "hm" not in prompt("laguna", question, said, Message("user", "R"))
 
 
 def test_muse_writes_the_strength_and_thoughts_to_itself():

@@ -116,7 +116,7 @@ def test_a_refusal_has_the_template_s_words_and_a_next_step():
 
 @pytest.mark.parametrize("content", [None, 3, ["a"], [{"type": "text", "text": "a"}], {"a": 1}, b"a"])
 def test_content_that_is_no_text_is_refused(content):
-    with pytest.raises(LocalqError, match="both strings") as caught:
+    with pytest.raises(LocalqError, match="both must be strings") as caught:
         template.render("{{ messages[0].content }}", [{"role": "user", "content": content}])
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -184,7 +184,7 @@ def test_a_long_conversation_is_rendered_and_a_longer_one_named():
     # Every character takes six bytes in the pipe; the pipe itself holds 64 KiB.
     text = "\x01" * template.MAX_CONVERSATION_BYTES
     assert template.render("{{ messages[0].content }}", turns(text)) == text
-    with pytest.raises(LocalqError, match=r"the conversation is 786433 bytes long") as caught:
+    with pytest.raises(LocalqError, match=r"the conversation is too long \(786433 bytes") as caught:
         template.render("{{ messages[0].content }}", turns(text + "a"))
     assert caught.value.exit_code == ExitCode.USAGE
 

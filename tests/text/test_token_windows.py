@@ -50,6 +50,8 @@ def test_llamacpp_takes_the_text_as_it_is_and_starts_every_window_with_bos():
 
 @pytest.mark.parametrize("cut", [token_windows.gptq, token_windows.llamacpp])
 def test_a_text_shorter_than_a_window_is_refused_with_both_numbers(cut):
-    with pytest.raises(LocalqError, match=r"notes\.txt: only 3 tokens long, less than one window of 4") as caught:
+    with pytest.raises(
+        LocalqError, match=r"notes\.txt: the text has only 3 tokens, fewer than one window of 4"
+    ) as caught:
         cut(Letters(adds_bos=False), "abc", 4, None, "notes.txt")
     assert caught.value.exit_code == ExitCode.USAGE

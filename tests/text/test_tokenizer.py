@@ -200,7 +200,7 @@ def test_a_missing_or_huge_file_is_named(tmp_path):
     files = folder_files(tmp_path, "byte_level")
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(65 * 2**20)
-    with pytest.raises(LocalqError, match="larger than"):
+    with pytest.raises(LocalqError, match="too large"):
         Tokenizer.load(files)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(LocalqError, match="no such file"):

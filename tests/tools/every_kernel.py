@@ -17,7 +17,7 @@ import torch
 
 from localq import kv_bits
 from localq.engine.cache import KVCache
-from localq.engine.selftest import delta_nets, formats
+from localq.engine.selftest import delta_nets, delta_rows, formats
 from localq.engine.selftest import replies as selftest_replies
 from localq.engine.selftest.checks import CHECKS
 from localq.files import delta_memory
@@ -31,7 +31,10 @@ from localq.formats.codebooks import (
     lookup_kernel,
     rotation_kernel,
 )
+from localq.formats.experts import grouped
 from localq.formats.experts import kernel as expert_kernel
+from localq.formats.gguf import experts_kernel as gguf_experts
+from localq.formats.gguf import tiles
 from localq.formats.int4 import kernel as int4_kernel
 from localq.formats.linear import SlabLinear
 from localq.formats.nf4 import kernel as nf4_kernel
@@ -45,6 +48,7 @@ from tests.support.kernels import (
     attention_operands,
     expert_operands,
     gather_operands,
+    gguf_operands,
     int4_operands,
     nf4_operands,
     search_operands,
@@ -192,6 +196,48 @@ def mixture_cases() -> Iterator[Case]:
         yield f"experts_down {what}", partial(expert_kernel.experts_down, x, stack, None, chosen, weights, **given)
 
 
+def gguf_mixture_cases() -> Iterator[Case]:
+    """Every block type; rows of whole items and a rest, one expert and the most."""
+    for type, (count, active) in product(tiles.TILED_TYPES, ((3, 1), (9, 8), (16, 16))):
+        columns, what = 1536, f"{type} {active} of {count}"
+        chosen, weights = expert_operands.chosen_of(count, active, 1, "cuda")
+        x = nf4_operands.inputs(active, columns, HALF, "cuda")
+        norm = Norm(torch.ones(columns, dtype=HALF, device="cuda"), 1e-5)
+        pairs, _ = gguf_operands.experts(count, 2, (48, columns), type, device="cuda")
+        given = {"norm": norm, "out": torch.empty(active, 48, dtype=HALF, device="cuda")}
+        yield f"gguf_experts_gate_up {what}", partial(gguf_experts.gguf_experts_gate_up, x[:1], pairs, chosen, **given)
+        pairs, _ = gguf_operands.experts(count, 2, (48, columns), type, device="cuda", up_type="Q5_1")
+        given["gates"] = torch.empty(active, 48, device="cuda")
+        run = partial(gguf_experts.gguf_experts_gate_up, x[:1], pairs, chosen, **given)
+        yield f"gguf_experts_gate_up {what}, up in Q5_1", run
+        downs, _ = gguf_operands.experts(count, 1, (112, columns), type, device="cuda")
+        given = {"residual": None, "out": torch.empty(1, 112, dtype=HALF, device="cuda")}
+        yield (
+            f"gguf_experts_down {what}",
+            partial(gguf_experts.gguf_experts_down, x, downs, chosen, weights, **given),
+        )
+
+
+def grouped_cases() -> Iterator[Case]:
+    """Experts without entries and with more than a tile, ragged rows and columns; with a gate and without."""
+    for (name, make), (count, active, tokens, width, columns) in product(
+        expert_operands.FORMATS.items(), ((6, 2, 70, 40, 128), (3, 1, 9, 136, 64), (40, 4, 133, 264, 320))
+    ):
+        chosen, weights = expert_operands.experts_of_tokens(count, active, tokens, 1, "cuda")
+        entries, what = grouped.experts_sort(chosen, count), f"{name} {(count, active, tokens, width, columns)}"
+        stack = make((count, 2 * width, columns), HALF, 1, "cuda").stack
+        x, by_place = (nf4_operands.inputs(rows, columns, HALF, "cuda") for rows in (tokens, entries.count))
+        gated, each = (torch.empty(entries.count, rows, dtype=HALF, device="cuda") for rows in (width, 2 * width))
+        y = torch.empty(tokens, 2 * width, dtype=HALF, device="cuda")
+        yield f"experts_sort {what}", partial(grouped.experts_sort, chosen, count)
+        for gate in (grouped.Gate(), grouped.Gate("clamped", interleaved=True)):
+            given = {"gate": gate, "out": gated}
+            yield f"experts_gemm {what}, {gate.name}", partial(grouped.experts_gemm, x, stack, None, entries, **given)
+        given = {"gate": None, "out": each}
+        yield f"experts_gemm {what}", partial(grouped.experts_gemm, by_place, stack, None, entries, **given)
+        yield f"experts_sum {what}", partial(grouped.experts_sum, each, entries, weights, y)
+
+
 def router_cases() -> Iterator[Case]:
     """Rows of a word and of many, the most experts; without and with the gate of a shared one."""
     for count, active, columns in ((1, 1, 8), (33, 3, 4104), (257, 8, 2048), (512, 15, 64)):
@@ -237,6 +283,12 @@ def delta_cases() -> Iterator[Case]:
             case = delta_nets.draw_step(key_heads, shared, HALF, torch.device("cuda"), hidden=hidden)
             name = f"delta_decode {key_heads} key heads, {shared} shared, {hidden} columns"
             yield name, partial(case.run, case.workspace())
+            rows_case = delta_rows.draw_rows(key_heads, shared, HALF, torch.device("cuda"), hidden=hidden)
+            for rows in (1, 2, 8, 8):  # each behind the one before, whose tokens it replays
+                rows_case.position += rows
+                tokens = rows_case.draw(rows, torch.Generator().manual_seed(rows))
+                name = f"delta_verify {key_heads} key heads, {shared} shared, {hidden} columns, {rows} rows"
+                yield name, partial(rows_case.verify, tokens)
     for key_heads, shared, tokens, chunks in ((1, 1, 2, 1), (2, 3, 63, 1), (1, 8, 130, 1), (16, 3, 193, 3)):
         case = delta_nets.draw(key_heads, shared, HALF, torch.device("cuda"), tokens=tokens)
         size = chunks * delta_memory.chunk_bytes(key_heads, shared)
@@ -276,9 +328,11 @@ def main(words: list[str]) -> None:
         ("vq_experts_gate_up vq_experts_down rotated", vq_stacks.cases()),
         ("vq_search vq_adjoint", search_cases()),
         ("experts_gate_up experts_down", mixture_cases()),
+        ("gguf_experts_gate_up gguf_experts_down", gguf_mixture_cases()),
+        ("experts_sort experts_gemm experts_sum", grouped_cases()),
         ("router", router_cases()),
         ("attention_decode kv_write kv_read", attention_cases()),
-        ("delta_decode delta_prefill", delta_cases()),
+        ("delta_decode delta_verify delta_prefill", delta_cases()),
         ("dry_match adjust sample", sampling_cases()),
     )
     known = " ".join(kernels for kernels, _ in lists)

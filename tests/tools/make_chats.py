@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from localq.files.model_folder import ModelFiles, open_model
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.text.tokenizer import Tokenizer
 from tests.support.quantize.chat_prompts import Chat, read_prompts
 

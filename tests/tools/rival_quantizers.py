@@ -28,7 +28,7 @@ from localq.cli.verbs.eval import DEFAULT_TEXT
 from localq.cli.verbs.quantize_calibrated import WEIGHED_WINDOWS
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import nf4 as nf4_format
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor, calibration
 from localq.quantize.model.input_moments import CalibrationText

@@ -10,7 +10,7 @@ import torch
 
 from localq import kernels
 from localq.files.model_folder import open_model
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted, loaded, logits, windows
 from tests.tools import rival_quantizers, two_bits_table

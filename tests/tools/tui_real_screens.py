@@ -51,8 +51,8 @@ async def shoot(folder: Path, settings: Settings, size: tuple[int, int]) -> list
         await stage.profile()
         keep("chat")
         await stage.say(SECOND, waits=False)
-        await until(pilot, lambda: SECOND[:20] in screen_text(app))
-        await pilot.pause(0.1)  # a GPU answers 1,000 tokens a second
+        await until(pilot, lambda: app.chat.conversation.busy or SECOND[:20] in screen_text(app))
+        await pilot.pause(0.1)  # a GPU answers 1,000 tokens a second, which push the question off the screen
         keep("answering")
         await stage.until(lambda: not app.chat.conversation.busy)
         if size[0] < WIDE:

@@ -2,7 +2,8 @@
 
 Run `python -m tests.tools.user_strings` to write tests/data/strings/. Expressions in f-strings are written as {}.
 A string counts as readable if it has two words. Single words count in labels, help texts and keys. Not listed:
-docstrings (but those of verbs, which are their help), styles, patterns, SQL and messages of internal errors.
+docstrings (but those of verbs, which are their help), styles, patterns, SQL, names of columns and messages of internal
+errors.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ INTERNAL_CALLS = {"execute", "executescript", "import_module", "query", "query_o
 _WORDS = re.compile(r"[A-Za-z][a-z']+[,;:.)]? +(?:[\w`(/{'-])")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TECHNICAL = re.compile(
-    r"^\s*(SELECT|INSERT|DELETE|UPDATE|CREATE|PRAGMA|DROP|WITH|import |from )|[{;]\s*\n|\\[dwsb]|\(\?"
+    r"^\s*(SELECT|INSERT|DELETE|UPDATE|CREATE|PRAGMA|DROP|WITH|import |from )"
+    r"|[{;]\s*\n|\\[dwsb]|\(\?|^[a-z_]+(, [a-z_]+){3,}$"
 )
 
 

@@ -151,7 +151,7 @@ def test_a_theme_that_cannot_be_kept_is_taken_and_that_is_said(tmp_path, monkeyp
 
     async def script(pilot):
         await choose_nord(app, pilot)
-        await until(pilot, lambda: any("cannot read it" in each.message for each in app._notifications))
+        await until(pilot, lambda: any("cannot be read" in each.message for each in app._notifications))
 
     drive_chat(app, script)
     assert (tmp_path / "config.toml").read_text() == "this is no = = toml"

@@ -149,7 +149,7 @@ def test_killed_process_is_reported_with_its_signal_and_last_words(client):
     ) as caught:
         collect(client, Generate(1, [1005]), seen)
     assert seen[:1] == [1006]
-    assert "starts a new engine process" in caught.value.next_step
+    assert "will start a new engine process" in caught.value.next_step
     assert not client.alive
     client.load(Load("tiny"))
     assert reply(client, 0, id=2)[1] == "length"
@@ -198,7 +198,7 @@ def test_sigbus_in_a_load_names_the_file_and_its_cause(client, tmp_path, fault):
             files[1].unlink()
         wait.unlink()
 
-    with pytest.raises(LocalqError, match="could not be read, or changed while localq was reading it") as caught:
+    with pytest.raises(LocalqError, match="could not be read, or was modified while localq was reading it") as caught:
         client.load(Load(str(model)), meanwhile)
     assert (caught.value.what, caught.value.exit_code) == (str(expected), ExitCode.BAD_FILE)
     assert "message" not in str(caught.value)
@@ -276,14 +276,14 @@ def test_line_over_the_limit_is_refused_and_survived():
     process.stdin.write(encode(Generate(1, list(range(5000)))) + encode(Generate(2, [0], max_tokens=1)))
     process.stdin.flush()
     assert b'"ready"' in process.stdout.readline()
-    assert b"larger than" in process.stdout.readline()
+    assert b"too large" in process.stdout.readline()
     assert b'"progress","id":2' in process.stdout.readline()
     process.communicate(timeout=20)
 
 
 def test_client_refuses_a_prompt_that_is_too_long(client, monkeypatch):
     monkeypatch.setattr("localq.worker.messages.MAX_LINE_BYTES", 500)
-    with pytest.raises(LocalqError, match="the prompt is larger than"):
+    with pytest.raises(LocalqError, match="the prompt is too large"):
         reply(client, *range(1000))
 
 

@@ -148,7 +148,7 @@ def test_a_card_that_gives_other_answers_does_not_serve(tmp_path):
             spoiled.touch()
             error, got = machine.fails("are you well?")
             assert (error.exit_code, got) == (ExitCode.NO_DEVICE, "")
-            assert "a known prompt gives a different reply" in error.why
+            assert "a known prompt produces a different reply" in error.why
             assert not machine.client.alive
             spoiled.unlink()
             assert "failed again" in machine.fails("now?")[0].why

@@ -44,7 +44,7 @@ def test_a_driver_that_does_not_answer():
 @pytest.mark.parametrize(
     ("found", "told", "why"),
     [
-        (Driver(present=False), NvmlReport(), "the driver disappeared"),
+        (Driver(present=False), NvmlReport(), "the driver is no longer loaded"),
         (Driver(present=True, why_not="it finds no GPU"), NvmlReport(), "it finds no GPU"),
         (WORKING, LOST, "GPU 0: GPU is lost"),
         (WORKING, NvmlReport(unavailable=("GPU 0 memory: Not Supported",)), ""),

@@ -37,9 +37,8 @@ def collect(client: EngineClient, request: Generate, seen: list[int]) -> Done:
 @pytest.mark.parametrize("embed", ["device", "host"])
 def test_on_a_gpu_memory_of_the_host_is_told_besides(tmp_path, embed):
     files = open_model(make_checkpoint(tmp_path / "tiny"))
-    model = replace(
-        load(files, LoadOptions(device="cpu", dtype="float32", ctx=400)), device=torch.device("cuda"), embed=embed
-    )
+    model = load(files, LoadOptions(device="cpu", dtype="float32", ctx=400))
+    model = replace(model, device=torch.device("cuda"), plan=replace(model.plan, embed=embed), embed=embed)
     found = backend._host(model)
     assert found.pop("snapshots") == 4 * 2**24  # four blocks at a time
     table = model.plan.ledger.components["embedding"]  # of the plan for the device, in f32

@@ -48,7 +48,7 @@ def test_both_answer_or_say_why_not_and_the_client_goes_on():
         client.load(Load("m"))
         assert client.save_cache("seven") == 5
         assert client.restore_cache("file") == 4
-        with pytest.raises(LocalqError, match="snapshot not used: it cannot be read") as caught:
+        with pytest.raises(LocalqError, match="snapshot not used: the file cannot be read") as caught:
             client.restore_cache("missing")
         assert caught.value.exit_code == ExitCode.DISK
         assert len(list(client.generate(Generate(1, [5], max_tokens=3)))) > 1

@@ -155,7 +155,7 @@ def _check_stored(layer: attention.KVLayer, k: Tensor, v: Tensor, heads: Heads, 
         written = given.transpose(0, 1).float()
         error = ((got.float() - written).square().mean() / written.square().mean()).sqrt().item()
         if not error <= STORED_ERROR[part]:
-            raise wrong("kv_write", f"{name} in {part} bit", f"has a relative error of {error:.3g}")
+            raise wrong("kv_write", f"{name} in {part} bit", f"the relative error is {error:.3g}")
 
 
 def _torch(bench: Bench, q: Tensor, keys: Tensor, values: Tensor) -> Rival:

@@ -6,6 +6,7 @@ gate and up, and down behind each other, as a layer of a decode step has them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,20 +20,30 @@ from localq.bench.kernels.shapes import MixtureShape, Workload
 from localq.bench.kernels.table import Row
 from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
 from localq.files import format_facts
-from localq.formats import STACKS, mxfp4, nf4
+from localq.formats import STACKS, gguf, mxfp4, nf4
 from localq.formats.codebooks import tiles as codebook_tiles
 from localq.formats.codebooks import vq2
 from localq.formats.codebooks.definition import dequantize_codes
 from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
 from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand
+from localq.formats.experts import grouped
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack, shape_of
+from localq.formats.gguf import tiles as gguf_tiles
+from localq.formats.gguf.experts_kernel import GgufStack, gguf_stack
+from localq.formats.gguf.kernel import GgufOperand
+from localq.formats.table_stack import TableStack
 from localq.kernels.gemv import Norm
 
 HALF = torch.float16
 MXFP4_DTYPE = torch.bfloat16  # of gpt-oss
 EPS = 1e-5
-IN_CODEBOOKS = {"experts_gate_up": "vq_experts_gate_up", "experts_down": "vq_experts_down"}  # what multiplies those
+PROMPTS = (512, 1024)  # tokens of a pass
+OPERATIONS = {  # what multiplies experts in a format, where it has kernels of its own
+    "vq2": {"experts_gate_up": "vq_experts_gate_up", "experts_down": "vq_experts_down"},
+    "gguf": {"experts_gate_up": "gguf_experts_gate_up", "experts_down": "gguf_experts_down"},
+}
+GGUF_TYPES = ("Q4_K", "Q6_K")  # of gate and up, and of down in most layers of a Q4_K_M file
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
@@ -41,6 +52,9 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
     for mixture in work.mixtures:
         found += [partial(row, mixture=mixture) for row in (router_row, gate_up_row, down_row, mixture_row)]
     found += [partial(route_row, mixture=mixture) for mixture in work.mixtures[:1]]
+    stacked = [mixture for mixture in work.mixtures if format_facts.of(mixture.format).stacks_experts]
+    for mixture, tokens, op in itertools.product(stacked, PROMPTS, ("experts_sort", "experts_gemm", "experts_sum")):
+        found.append(partial(grouped_row, mixture=mixture, tokens=tokens, op=op))
     return found + formats.cases(work, "experts")
 
 
@@ -77,9 +91,20 @@ def _stack(bench: Bench, mixture: MixtureShape, count: int, out: int, columns: i
         packed = mxfp4.sample((count * out, columns), seed, bench.device)
         blocks = packed.codes.view(count, out, -1, mxfp4.BLOCK // 2)
         return Mxfp4Stack(blocks, packed.scales.view(blocks.shape[:3]))
+    if mixture.format == "gguf":
+        return _in_blocks(bench, count, out, columns, 2 if out == 2 * mixture.width else 1, seed)
     if not format_facts.of(mixture.format).stacks_experts:
         return _in_codebooks(bench, count, out, columns, 2 if out == 2 * mixture.width else 1, seed)
     return Nf4Stack(nf4.Linear(nf4.sample((count * out, columns), seed, bench.device)).operand(), count)
+
+
+def _in_blocks(bench: Bench, count: int, out: int, columns: int, parts: int, seed: int) -> GgufStack:
+    type, made = GGUF_TYPES[2 - parts], []
+    for expert in range(count):
+        seeds = (seed + 2 * expert + part for part in range(parts))
+        samples = (gguf.sample((out // parts, columns), each, bench.device, type) for each in seeds)
+        made.append([GgufOperand(gguf_tiles.tile(each.blocks, type), type, factor=each.factor) for each in samples])
+    return gguf_stack(made)
 
 
 def _in_codebooks(bench: Bench, count: int, out: int, columns: int, parts: int, seed: int) -> VqStack:
@@ -98,8 +123,11 @@ def _in_tiles(bench: Bench, shape: tuple[int, int], seed: int) -> VqOperand:
     return operand
 
 
-def _weights_of(operand: VqOperand) -> Tensor:
+def _weights_of(operand: VqOperand | GgufOperand) -> Tensor:
     """f32 [out, in] of a matrix as the kernels take it: back from tiles and fragments."""
+    if isinstance(operand, GgufOperand):
+        blocks = gguf_tiles.untile(operand.blocks, operand.type)
+        return gguf.dequantize(gguf.Packed(blocks, operand.type, factor=operand.factor), torch.float32)
     (book,) = operand.books
     codes = codebook_tiles.untile(book.codes.flatten(), (operand.out_features, book.tile_positions))
     parts = book.fragments.float().view(16, book.steps, 8, 4, 2, 2, 2)  # m, k, g, t, upper columns, upper rows, i
@@ -134,9 +162,9 @@ def _operands(bench: Bench, mixture: MixtureShape) -> Operands:
 
 
 def _dense(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    if isinstance(stack, VqStack):
-        return [torch.cat([_weights_of(each) for each in stack.matrices[index]]).to(dtype)
-                for index in chosen.tolist()]  # fmt: skip
+    if isinstance(stack, TableStack):
+        matrices = [stack.matrices[index] for index in chosen.tolist()]
+        return [torch.cat([_weights_of(each) for each in some]).to(dtype) for some in matrices]
     _, out, columns = shape_of(stack)
     empty = [torch.empty(out, columns, dtype=dtype, device=chosen.device) for _ in chosen]
     return [
@@ -145,7 +173,7 @@ def _dense(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _op(mixture: MixtureShape, op: str) -> str:
-    return op if format_facts.of(mixture.format).stacks_experts else IN_CODEBOOKS[op]
+    return OPERATIONS.get(mixture.format, {}).get(op, op)
 
 
 def _dtype(mixture: MixtureShape) -> torch.dtype:
@@ -233,12 +261,12 @@ def router_row(bench: Bench, mixture: MixtureShape) -> Row:
     exact = normed.double() @ weights[0].double().T
     check("router", what, routed.logits[None], exact, F.linear(normed, weights[0]))
     if not torch.equal(routed.chosen[: mixture.active].long(), routed.logits.topk(mixture.active).indices):
-        raise wrong("router", what, "does not match the largest logits")
+        raise wrong("router", what, "the selected experts do not have the largest logits")
     if (gate := routed.shared_gate) is not None:
         share = torch.sigmoid(normed.double() @ gate.double().T)[0]
         off = (routed.weights[mixture.active :] - share).abs() > 4 * torch.finfo(dtype).eps  # logit and sigmoid round
         if off or routed.chosen[mixture.active] != mixture.experts:
-            raise wrong("router", what, "does not add the shared expert")
+            raise wrong("router", what, "the shared expert is missing")
     timing = bench.time([partial(routed.run, weight) for weight in weights])
     moved = expert_kernel.router_bytes(mixture.experts, mixture.hidden, shared=mixture.shared)
     return Row("experts", "router", what, 1, type_name(dtype), moved, timing)
@@ -253,7 +281,7 @@ def route_row(bench: Bench, mixture: MixtureShape) -> Row:
     what = f"{mixture.active} of {mixture.experts}"
     run()
     if not torch.equal(chosen.long(), logits[0].topk(mixture.active).indices):
-        raise wrong("route", what, "does not match the largest logits")
+        raise wrong("route", what, "the selected experts do not have the largest logits")
     return Row("experts", "route", what, 1, "float32", logits.nbytes, bench.time([run, run]))
 
 
@@ -273,3 +301,39 @@ def mixture_row(bench: Bench, mixture: MixtureShape) -> Row:
     moved += expert_kernel.experts_down_bytes(of.down, mixture.entries)
     what = f"{mixture.name}, complete layer"
     return Row("experts", "mixture", what, 1, type_name(of.x.dtype), moved, bench.time(launches))
+
+
+def grouped_row(bench: Bench, mixture: MixtureShape, tokens: int, op: str) -> Row:
+    """One launch for the experts of a prompt's layer, of `experts_gemm` gate and up and then down; the experts' entries
+    are about as many. Checked by one expert's down."""
+    dtype, active, what = _dtype(mixture), mixture.active, f"{mixture.name}, {tokens} tokens"
+    gate_up = _stack(bench, mixture, mixture.experts, 2 * mixture.width, mixture.hidden, SEED + 2)
+    down = _stack(bench, mixture, mixture.experts, mixture.hidden, mixture.width, SEED + 3)
+    x = bench.normal(tokens, mixture.hidden, dtype=dtype)
+    scores = bench.normal(tokens, mixture.experts, seed=SEED + 7)
+    weights, chosen = torch.softmax(scores, -1).topk(active, -1)
+    products = [grouped.ExpertsGemm(stack, dtype) for stack in (gate_up, down)]
+    gate, entries = grouped.Gate(mixture.gate, mixture.interleaved), grouped.experts_sort(chosen, mixture.experts)
+    gated = torch.empty(entries.count, mixture.width, dtype=dtype, device=bench.device)
+    each = torch.empty(entries.count, mixture.hidden, dtype=dtype, device=bench.device)
+    out = torch.empty_like(x)
+
+    def multiply() -> None:
+        products[0](x, None, entries, gate=gate, out=gated)
+        products[1](gated, None, entries, gate=None, out=each)
+
+    multiply()
+    expert = int(chosen[0, 0])
+    first, last = ([0, *entries.ends.tolist()][at] for at in (expert, expert + 1))
+    of = torch.tensor([expert], device=bench.device)
+    exact = gated[first:last].double() @ _dense(down, of, torch.float32)[0].double().T
+    check("experts_gemm", what, each[first:last], exact, F.linear(gated[first:last], _dense(down, of, dtype)[0]))
+    runs: dict[str, tuple[Callable[[], object], int]] = {
+        "experts_sort": (lambda: grouped.experts_sort(chosen, mixture.experts), 16 * entries.count),
+        "experts_gemm": (multiply, sum(
+            grouped.experts_gemm_bytes(stack, entries.count, gated=stack is gate_up) for stack in (gate_up, down)
+        )),
+        "experts_sum": (lambda: grouped.experts_sum(each, entries, weights, out), each.nbytes + out.nbytes),
+    }  # fmt: skip
+    run, moved = runs[op]
+    return Row("experts", op, what, tokens, type_name(dtype), moved, bench.time([run, run]))

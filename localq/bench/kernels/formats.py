@@ -142,7 +142,7 @@ def weights_row(bench: Bench, asked: FormatRow) -> Row:
     stored = _stored(linear)
     what = _what(product.name, timed, stored)
     if not torch.equal(linear.unpack(0, torch.empty_like(reference)), reference):
-        raise wrong(kernel.op, what, "differs from the definition")
+        raise wrong(kernel.op, what, "the output differs from the reference implementation")
     moved = stored + reference.nbytes
     # Each copy has a result of its own: one that stays in the cache would not have to be written.
     pairs = [(copy.deepcopy(linear), torch.empty_like(reference)) for _ in range(bench.copies(moved))]
@@ -209,7 +209,7 @@ def roof_row(bench: Bench, size: int, step: int) -> Row:
     what = f"{size // 2**20} MiB by {step} bytes (L2)"
     run()
     if bool(sums.any()):  # equal words, an even number of them
-        raise wrong("gather_roof", what, "does not match the stored data")
+        raise wrong("gather_roof", what, "the output does not match the stored data")
     moved = gather_kernel.gather_roof_bytes(ROOF_LOADS, sums.numel())
     return Row("gather", "gather_roof", what, 0, "uint8", moved, bench.time([run, run]))
 
@@ -255,7 +255,7 @@ def hadamard_row(bench: Bench, columns: int, rows: int) -> Row:
     out = torch.empty_like(x)
     rotation_kernel.hadamard(x, signs, out)
     if not torch.equal(out, rotation.rotate(x, signs)):
-        raise wrong("hadamard", str(columns), "differs from the definition")
+        raise wrong("hadamard", str(columns), "the output differs from the reference implementation")
     run = partial(rotation_kernel.hadamard, x, signs, out)
     moved = rotation_kernel.hadamard_bytes(rows, columns)
     return Row("vq", "hadamard", f"{columns}", rows, type_name(x.dtype), moved, bench.time([run, run]))

@@ -39,7 +39,7 @@ FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
     "dense": format_rows.dense_cases,
     **{
         family: partial(format_rows.cases, family=family)
-        for family in ("int8", "int4", "gguf", "rowlut", "gather", "vq")
+        for family in ("int8", "int4", "scaled", "gguf", "rowlut", "gather", "vq")
     },
     "experts": expert_rows.cases,
     "bcq": partial(format_rows.cases, family="bcq"),
@@ -78,7 +78,7 @@ def run(
     print_lines(out, FORMAT.format(*HEADER))
     rows, failures = _table(cases, bench, roof, out, on_case)
     bars = [(f"{row.op} {row.what} x{row.rows} {row.dtype}", row.bytes_per_s / roof) for row in rows]
-    title = f"{facts['device']}: share of the measured {roof / 1e9:.0f} GB/s"
+    title = f"{facts['device']}: share of the measured bandwidth ({roof / 1e9:.0f} GB/s)"
     if plot_to == plot.TERMINAL:
         plot.draw(bars, title, plot_to, out)
     result = {"schema": 1, **facts, "rows": [as_json(row, roof) for row in rows], "failures": failures}
@@ -114,7 +114,7 @@ def _cases(asked: str | Workload | None, families: Sequence[str] | None) -> list
     known = FAMILIES | BY_NAME
     unknown = [name for name in families or () if name not in known]
     if unknown:
-        raise usage_error("--only", f"{unknown[0]!r} is not a kernel family", f"Families: {', '.join(known)}.")
+        raise usage_error("--only", f"unknown kernel family {unknown[0]!r}", f"Available families: {', '.join(known)}.")
     work = asked if isinstance(asked, Workload) else shapes.workload(asked)
     return [case for name in families or FAMILIES for case in known[name](work)]
 
@@ -125,9 +125,9 @@ def _measured(case: Callable[[Bench], Row], bench: Bench) -> Row | str:
     try:
         row = case(bench)
     except torch.OutOfMemoryError as error:
-        row = f"skipped, not enough memory: {_name(case)} ({str(error).splitlines()[0]})"
+        row = f"skipped {_name(case)}: not enough memory ({str(error).splitlines()[0]})"
     except ValueError as error:  # an operation refuses what it was given, by name: a shape too wide for this device
-        row = f"skipped, no kernel supports it: {_name(case)} ({error})"
+        row = f"skipped {_name(case)}: not supported by any kernel ({error})"
     torch.cuda.empty_cache()
     return row
 

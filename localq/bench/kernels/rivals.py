@@ -100,7 +100,7 @@ def _triton(bench: Bench, name: str, pairs: Sequence[tuple[Nf4Operand, Tensor]],
     out.zero_()
     dequantize(matrix, out)
     if not torch.allclose(out, reference, rtol=2e-3, atol=1e-6):
-        return Rival(name, None, "produces wrong weights here")
+        return Rival(name, None, "produces wrong dequantized values")
     return bench.rival(name, [partial(dequantize, *pair) for pair in pairs])
 
 
@@ -108,7 +108,7 @@ def _package(bench: Bench, name: str, launches: Sequence[Callable[[], Tensor]], 
     """A package's time, unless its result is not the product."""
     off = ((launches[0]().double().view_as(exact) - exact).norm() / exact.norm()).item()
     if not off <= PACKAGE_ERROR:
-        return Rival(name, None, f"not measured: its result is off by {off:.2%} (at most {PACKAGE_ERROR:.2%} allowed)")
+        return Rival(name, None, f"not measured: the result is off by {off:.2%} (limit: {PACKAGE_ERROR:.2%})")
     return bench.rival(name, launches)
 
 

@@ -59,8 +59,9 @@ class Heads:
 
 @dataclass(frozen=True)
 class MixtureShape:
-    """The experts of a layer in mxfp4, nf4 or vq2; `gate` and `interleaved` as of `experts_gate_up`.
+    """The experts of a layer; `gate` and `interleaved` as of `experts_gate_up`.
 
+    format   mxfp4, nf4, vq2, or gguf: Q4_K, down in Q6_K
     shared   one more goes with the chosen ones: the last of the stacks, by the gate of the router
     """
 
@@ -145,6 +146,8 @@ STANDARD = Workload(
         MixtureShape("mixtral-8x7b", 4096, 14336, 8, 2, "nf4"),
         MixtureShape("qwen3-30b-a3b", 2048, 768, 128, 8, "vq2"),
         MixtureShape("mixtral-8x7b", 4096, 14336, 8, 2, "vq2"),
+        MixtureShape("qwen3-30b-a3b", 2048, 768, 128, 8, "gguf"),
+        MixtureShape("qwen3.6-35b-a3b", 2048, 512, 256, 8, "gguf"),
     ),
 )
 
@@ -173,7 +176,7 @@ def of_architecture(arch: Architecture) -> Workload:
     traits, hidden = arch.traits, arch.hidden
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     middle = arch.intermediate or arch.expert_intermediate
-    after = PLAIN if traits.four_norms else RESIDUAL
+    after = PLAIN if traits.norms_behind else RESIDUAL
     products = (
         Product((q + 2 * kv,) if traits.fused else (arch.query_rows, kv, kv), hidden, NORM),
         *([Product((q,), hidden, NORM)] if traits.attention_gate else []),
@@ -199,7 +202,9 @@ def of_architecture(arch: Architecture) -> Workload:
 
 
 def _delta_nets(arch: Architecture) -> tuple[Product, ...]:
-    """The products around the rule of a gated delta net."""
+    """The products around the rule of a gated delta net, or around a short convolution."""
+    if arch.conv_kernel:
+        return Product((3 * arch.hidden,), arch.hidden, NORM), Product((arch.hidden,), arch.hidden, RESIDUAL)
     if not arch.recurrent_layers:
         return ()
     inputs = (arch.delta_channels, arch.delta_columns)
@@ -234,10 +239,10 @@ def _by_width(work: Workload) -> Workload:
 
 def _shape(text: str) -> tuple[int, int]:
     found = _SHAPE.match(text)
-    step = "Use OUTxIN, or several separated by commas: 28672x8192,8192x28672."
+    step = "Use OUTxIN or a comma-separated list, such as 28672x8192,8192x28672."
     if found is None:
         raise usage_error(repr(text), "not a matrix shape", step)
     out, columns = int(found[1]), int(found[2])
     if columns % 64 or not 0 < out * columns < _LARGEST:
-        raise usage_error(repr(text), "IN must be a multiple of 64, and OUT*IN below 2^31", step)
+        raise usage_error(repr(text), "IN must be a multiple of 64, and OUT*IN must be less than 2^31", step)
     return out, columns

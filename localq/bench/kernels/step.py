@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from localq.bench.kernels.shapes import Workload
 from localq.bench.kernels.table import Row
 from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
+from localq.drafts import ROWS
 from localq.engine import sampler
 from localq.engine.sampler import SamplerState
-from localq.engine.selftest import delta_nets
+from localq.engine.selftest import delta_nets, delta_rows
 from localq.engine.selftest import replies as selftest_replies
 from localq.engine.selftest.compare import Mismatch, near
 from localq.files import delta_memory
@@ -44,6 +45,11 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
     found += [
         partial(delta_decode_row, key_heads=heads, shared=each, hidden=hidden) for heads, each, hidden in DELTA_NETS
     ]
+    found += [
+        partial(delta_verify_row, key_heads=heads, shared=each, hidden=hidden, rows=rows)
+        for heads, each, hidden in DELTA_NETS
+        for rows in ROWS[1:]
+    ]
     found += [partial(delta_prefill_row, key_heads=heads, shared=each) for heads, each, _ in DELTA_NETS]
     for vocab, hidden in work.tables:
         found += [partial(embed_row, vocab=vocab, hidden=hidden, pinned=pinned) for pinned in (False, True)]
@@ -64,7 +70,7 @@ def embed_row(bench: Bench, vocab: int, hidden: int, pinned: bool) -> Row:
     launches = [partial(embed.embed, token, table, scale=1.0, out=out) for token in torch.split(ids, 1)]
     launches[-1]()
     if not torch.equal(out[0], table[int(ids[-1])].to(bench.device)):
-        raise wrong("embed", what, "differs from the row in the table")
+        raise wrong("embed", what, "the output does not match the row in the embedding table")
     return Row("step", "embed", what, 1, type_name(dtype), embed.embed_bytes(1, hidden), bench.time(launches))
 
 
@@ -104,6 +110,25 @@ def delta_decode_row(bench: Bench, key_heads: int, shared: int, hidden: int) -> 
     return Row("step", "delta_decode", what, 1, type_name(dtype), moved, bench.time(launches))
 
 
+def delta_verify_row(bench: Bench, key_heads: int, shared: int, hidden: int, rows: int) -> Row:
+    """One `delta_verify` that replays as many drafted tokens as it has; what it reads must be what f64 gives."""
+    dtype = torch.float16
+    case = delta_rows.draw_rows(key_heads, shared, dtype, bench.device, hidden=hidden)
+    tokens = case.draw(rows, torch.Generator().manual_seed(1))
+    what = f"{key_heads} key heads, {key_heads * shared} value heads, {rows} tokens"
+    exact, _, _ = case.expected(tokens)
+    try:
+        near(case.verify(tokens), exact.cpu(), delta_nets.ROUNDED * (exact.cpu().abs() + 1))
+    except Mismatch as error:
+        raise wrong("delta_verify", what, str(error)) from error
+    case.position += rows
+    layers = [case.clone() for _ in range(bench.copies(case.step.token.matrix.nbytes))]
+    outs = [torch.empty(rows, case.step.token.gates.shape[1], dtype=dtype, device=bench.device) for _ in layers]
+    launches = [partial(each.run, tokens, out) for each, out in zip(layers, outs, strict=True)]
+    moved = delta_net.delta_verify_bytes(case.step.token.weights, hidden, rows)
+    return Row("step", "delta_verify", what, rows, type_name(dtype), moved, bench.time(launches))
+
+
 def delta_prefill_row(bench: Bench, key_heads: int, shared: int) -> Row:
     """One `delta_prefill` of many tokens, whose floor in FLOP is told as well; must give what f64 gives."""
     dtype = torch.float16
@@ -129,7 +154,7 @@ def dry_match_row(bench: Bench, vocab: int) -> Row:
     token = torch.zeros(1, dtype=torch.int64, device=bench.device)
     logit_adjust.dry_match(states[1], token)
     if not torch.equal(states[1].matches.cpu(), sampler.repeated_lengths(states[0]).int()):
-        raise wrong("dry_match", f"{HISTORY} tokens", "differs from the reference")
+        raise wrong("dry_match", f"{HISTORY} tokens", "the output differs from the reference")
     timing = bench.time([partial(logit_adjust.dry_match, states[1], token)])
     return Row("step", "dry_match", f"{HISTORY} tokens", 1, "int32", logit_adjust.dry_match_bytes(HISTORY), timing)
 
@@ -141,7 +166,7 @@ def adjust_row(bench: Bench, vocab: int) -> Row:
     what, scores = f"{vocab} logits, DRY and mask", logits.clone()
     logit_adjust.adjust(scores, state)
     if not torch.equal(scores.cpu(), sampler.adjust(logits.cpu(), states[0])):
-        raise wrong("adjust", what, "differs from the reference")
+        raise wrong("adjust", what, "the output differs from the reference")
     timing = bench.time(
         [partial(logit_adjust.adjust, each, state) for each in clones(logits, bench.copies(logits.nbytes))]
     )
@@ -165,7 +190,7 @@ def sample_row(bench: Bench, vocab: int, choice: str) -> Row:
     run(logits)
     expected = int(sampler.sample(logits.cpu(), reference, greedy))
     if int(chosen) != expected:
-        raise wrong("sample", what, f"is token {int(chosen)}, but the reference selects {expected}")
+        raise wrong("sample", what, f"token {int(chosen)} was sampled, but the reference selects token {expected}")
     count = min(bench.copies(logits.nbytes), STEPS // (bench.replays + 4))
     launches = [partial(run, each) for each in clones(logits, count)]
     return Row("step", "sample", what, 1, "float32", sampling.sample_bytes(vocab), bench.time(launches))

@@ -65,12 +65,12 @@ def check(op: str, what: str, got: Tensor, exact: Tensor, naive: Tensor) -> None
     error = (got.double() - exact).abs().max().item()
     allowed = (naive.double() - exact).abs().max().item()
     if not error <= TIMES_NAIVE * allowed + 1e-6 * exact.abs().max().item():
-        raise wrong(op, what, f"is off by {error:.3g}; 16-bit torch is off by only {allowed:.3g}")
+        raise wrong(op, what, f"the error is {error:.3g}, but that of 16-bit torch is only {allowed:.3g}")
 
 
 def wrong(op: str, what: str, why: str) -> LocalqError:
     """A kernel that must not be timed."""
-    return LocalqError(op, f"the result on {what} {why}", "The kernel was not timed. Report this as a bug.")
+    return LocalqError(op, f"wrong result for {what}: {why}", "The kernel was not timed. Report this as a bug.")
 
 
 def type_name(dtype: torch.dtype) -> str:

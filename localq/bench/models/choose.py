@@ -38,9 +38,9 @@ def choose(
 ) -> BenchChoice:
     """Choose a model for this machine; ctx: what the tests need; synthetic: use random weights."""
     if device == "cpu":
-        return BenchChoice(CPU_MODEL, synthetic=synthetic, note=f"no MODEL given: measuring {CPU_MODEL} on the CPU")
+        return BenchChoice(CPU_MODEL, synthetic=synthetic, note=f"no model given; benchmarking {CPU_MODEL} on the CPU")
     if not driver.probe_driver().present:
-        note = f"no NVIDIA driver found: measuring {CPU_MODEL} on the CPU"
+        note = f"no NVIDIA driver found; benchmarking {CPU_MODEL} on the CPU"
         return BenchChoice(CPU_MODEL, synthetic=synthetic, note=note)
     free = max(0, card_bytes() - reserve_bytes)
     budget = free if vram_bytes is None else min(free, vram_bytes)
@@ -54,7 +54,7 @@ def card_bytes() -> int:
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.free is None:
         why = f"the amount of GPU memory is unknown ({'; '.join(found.unavailable) or 'no GPU is visible'})"
-        raise usage_error("bench", why, "Name a model: `localq bench MODEL`.")
+        raise usage_error("bench", why, "Specify a model: `localq bench MODEL`.")
     return gpu.free
 
 
@@ -92,9 +92,12 @@ def from_facts(
     in_nf4 = (each for each in entries if not format_facts.why_unsupported(each.arch, "nf4"))
     catalogued = [each for each in in_nf4 if _fits(each.arch, budget, ctx)]
     if not catalogued:
-        raise usage_error("bench", "no catalogue model fits this card in fp16", "Name a model: `localq bench MODEL`.")
+        raise usage_error(
+            "bench", "no catalogue model fits on this card in fp16", "Specify a model: `localq bench MODEL`."
+        )
     entry = max(catalogued, key=lambda each: memory_plan.size_class(each.arch))  # the first of equals
-    note = f"no quantized model on this machine also fits in fp16: using random weights with the shapes of {entry.name}"
+    none = "no model on this machine fits in memory in both quantized and fp16 form"
+    note = f"{none}; using random weights with the shapes of {entry.name}"
     return BenchChoice(entry.name, synthetic=True, note=note)
 
 

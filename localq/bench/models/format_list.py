@@ -139,8 +139,8 @@ def _candidate(format: str, target: Target, base: Path) -> Candidate:
         path = hub.local_path(catalog.resolve(f"{target.entry.name}@{format}"))
         return Candidate(format, path, "" if path else "not downloaded", command)
     if format not in format_facts.writable():
-        return Candidate(format, reason="not published in the catalogue" if target.entry else
-                         "localq cannot quantize to it")  # fmt: skip
+        return Candidate(format, reason="not in the catalogue" if target.entry else
+                         "localq cannot quantize to this format")  # fmt: skip
     folder = _folder(format, target)
     made = folder if hub_cache.is_complete(folder) else None
     command = shlex.join(["localq", "quantize", str(base), "--format", format, "--out", str(folder)])
@@ -171,7 +171,7 @@ def _made(
             path = prepare.model_path(target, say, on_progress, offline)
         else:
             prepare.check_can_make(each.format)
-            say(f"{found.name}@{each.format}: quantizing once into {each.folder}")
+            say(f"creating {found.name}@{each.format} in {each.folder} (only needed once)")
             prepare.quantize(f"{found.name}@{each.format}", found.base, each.format, each.folder, on_progress)
             path = each.folder
     except LocalqError as error:

@@ -106,7 +106,11 @@ class FormatTable:
         base = next((line for line in self.measured_lines if line.format == SIXTEEN), None)
         speedups = ", ".join(f"{name} {factor:.2f}x" for factor, name in factors)
         if base is None or base.tok_per_s is None or not speedups:
-            why = "the CPU dequantizes every format, so speeds are similar" if self.dequantized else "no fp16 baseline"
+            why = (
+                "on the CPU, all formats are dequantized, so their speeds are similar"
+                if self.dequantized
+                else "no fp16 baseline"
+            )
             return f"{self.model}: {len(self.measured_lines)} of {len(self.lines)} formats measured; {why}"
         how = ", extrapolated" if base.extrapolated else ""
         fp16 = f"{base.variant} in the same engine ({base.tok_per_s:.1f} tok/s at {self.decode}{how})"
@@ -186,7 +190,7 @@ def _below(table: FormatTable) -> list[str]:
             lines.append(f"{line.name}: {what}: {line.reason}{f' ({line.command})' if line.command else ''}")
     windows = "1 window" if table.n_windows == 1 else f"{table.n_windows} windows"
     if table.text:
-        lines.append(f"perplexity, KL and top-1 vs. 16-bit: {windows} of {table.window} tokens from "
+        lines.append(f"perplexity, KL and top-1 measured against 16-bit on {windows} of {table.window} tokens from "
                      f"{table.text}")  # fmt: skip
     facts = [f"{name.replace('_', ' ')} {value}" for name, value in table.conditions.items() if value is not None]
     return [*lines, ", ".join(facts), *table.notes]

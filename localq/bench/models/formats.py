@@ -28,8 +28,8 @@ from localq.errors import LocalqError
 from localq.files import format_facts, stored_format
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import nf4
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 
 OnState = Callable[[str], None]
@@ -99,9 +99,8 @@ class _Formats:
         if plain.tok_per_s is None and all(line.tok_per_s is None for line in lines):
             if self._stopped:
                 raise KeyboardInterrupt
-            raise self._first or LocalqError(
-                self._asked.name, "this model is not on this machine in any format", lines[0].command
-            )
+            step = f"Run `{lines[0].command}`." if lines[0].command else ""
+            raise self._first or LocalqError(self._asked.name, "this model is not on this machine in any format", step)
         text = self._asked.text if self._judged else None
         return FormatTable(
             model=self._asked.name,

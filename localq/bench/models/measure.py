@@ -129,7 +129,7 @@ class EngineSubject:
         """Run a prefill of `count` new tokens; None for the warm-up, where the depth may be cached or not."""
         stats = list(self.engine.generate(ids, Sampling(), max_tokens=1))[-1].stats
         if count is not None and stats.prefilled_tokens != count:
-            why = f"the engine processed {stats.prefilled_tokens} tokens for a prompt of {count}"
+            why = f"the engine processed {stats.prefilled_tokens} tokens for a {count}-token prompt"
             raise LocalqError("bench", why, "Report this as a bug.")
         return Run(stats.prefill_s, stats.time_to_first_token_s)
 

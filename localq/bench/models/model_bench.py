@@ -30,6 +30,7 @@ from localq.engine.generate import Engine
 from localq.engine.load import device as devices
 from localq.engine.load.load import LoadedModel, free_memory, load
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.dense_checkpoint import dequantized
@@ -48,6 +49,7 @@ class BenchRequest:
     opened     returns the weights of `files`, or random ones, on a device
     against    engines of `plan.RIVALS`
     baseline   measure quantized weights in 16 bit as well
+    draft      a draft model, for `bench --drafts`
     """
 
     files: ModelFiles
@@ -56,6 +58,7 @@ class BenchRequest:
     plan: BenchPlan
     against: tuple[str, ...] = ()
     baseline: bool = True
+    draft: ModelFiles | None = None
 
     @property
     def ctx(self) -> int:
@@ -67,7 +70,7 @@ class BenchRequest:
             most = int(self.files.text_config.get("max_position_embeddings", self.plan.ctx))
             return max(min(self.plan.ctx, most), self.plan.positions)
         if self.options.ctx < self.plan.positions:
-            why = f"a context of {self.options.ctx} is too short for the tests, which need {self.plan.positions}"
+            why = f"a context of {self.options.ctx} tokens is too short; the tests need {self.plan.positions}"
             raise usage_error("--ctx", why, "Remove --ctx.")
         return self.options.ctx
 
@@ -158,7 +161,7 @@ class _ModelBench:
         self.ledger = engine.ledger()
         ids = measure.greedy_ids(engine, self._seed)
         if eager is not None and ids != eager:
-            why = "the captured graph and the eager step give different tokens"
+            why = "the CUDA graph and eager execution produce different tokens"
             raise LocalqError("bench", why, "Report this as a bug.")
         subject, timed = EngineSubject(engine, self._seed), Timed()
         beside = TRANSFORMERS in request.against and is_plain(model)
@@ -198,10 +201,10 @@ class _ModelBench:
         else:
             return
         free_memory()
-        layers = int(request.files.text_config["num_hidden_layers"])
+        layers = Architecture.from_config(request.files.config).layers
         timed, pair = extrapolate(layers, lambda count: self._time_cut(count, options, dtype))
-        how = f"from cuts of {pair[0]} and {pair[1]} of its {layers} layers, on random weights"
-        self.notes.append(f"16-bit does not fit; extrapolated {how}")
+        how = f"from runs with {pair[0]} and {pair[1]} of its {layers} layers and random weights"
+        self.notes.append(f"the 16-bit model does not fit; its speed is extrapolated {how}")
         for name, measured in timed.items():
             self.rows += rows_of(name, short_name(dtype), measured, self.roof)
 
@@ -254,7 +257,7 @@ class _ModelBench:
         """Return the greedy tokens of a GPU without a graph; None on the CPU."""
         if self.device.type != "cuda":
             return None
-        self._on_state("checking the eager step")
+        self._on_state("checking eager execution")
         ids = measure.greedy_ids(Engine(model, use_graphs=False), self._seed)
         self.same_tokens["eager"] = len(ids)
         free_memory()

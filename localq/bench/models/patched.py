@@ -58,7 +58,7 @@ def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict
     than two layers (one layer stays in the cache) or without bitsandbytes, exit 7 without a GPU.
     """
     if layers < 2:
-        raise usage_error("layers", f"{layers} layers are too few", "Use 2 or more.")
+        raise usage_error("layers", f"{layers} is too few", "Use 2 or more.")
     check_rivals("--patched", ["bitsandbytes"])
     device = devices.pick("cuda").device
     roof = roofline.read_bytes_per_s(device)

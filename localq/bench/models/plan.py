@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localq.errors import usage_error
-from localq.settings import parse_count
+from localq.wording import parse_count
 
 PROMPT, GENERATE, REPETITIONS = 512, 128, 5
 MOST_CASES, MOST_POSITIONS = 200, 2**24  # limits on the number of tests and on the tokens of one
@@ -81,13 +81,15 @@ def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS,
         cases += [BenchTest(count, 0, deep) for count in prompts if count]
         cases += [BenchTest(0, count, deep) for count in generates if count]
     if not cases:
-        raise usage_error("bench", "-p 0 -n 0 leaves nothing to measure", "Set one of them to a number of tokens.")
+        raise usage_error(
+            "bench", "-p 0 -n 0 leaves nothing to measure", "Set at least one of them to a value above 0."
+        )
     if short := next((case for case in cases if case.generate == 1), None):
         raise usage_error("-n", f"{short.name} is too short to time", "Use 2 or more.")
     plan = BenchPlan(tuple(dict.fromkeys(cases)), repetitions, seed)
     if len(plan.cases) > MOST_CASES or plan.positions > MOST_POSITIONS:
-        why = f"{len(plan.cases):,} tests of up to {plan.positions:,} tokens"
-        step = f"Use at most {MOST_CASES} tests of at most {MOST_POSITIONS:,} tokens."
+        why = f"{len(plan.cases):,} tests of up to {plan.positions:,} tokens exceed the limit"
+        step = f"Use at most {MOST_CASES} tests of up to {MOST_POSITIONS:,} tokens each."
         raise usage_error("bench", why, step)
     return plan
 
@@ -117,7 +119,7 @@ def _counts(option: str, text: str) -> list[int]:
         counts = [parse_count(part) for part in text.split(",")]
     except ValueError:
         why = f"{text[:40]!r} is not a list of token counts"
-        raise usage_error(option, why, "Use something like 512 or 128,512,4k.") from None
+        raise usage_error(option, why, "Use a value such as 512 or 128,512,4k.") from None
     if any(count < 0 for count in counts):
         raise usage_error(option, f"{text!r} contains a negative count", "Use 0 or more.")
     return counts

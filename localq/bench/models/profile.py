@@ -36,5 +36,6 @@ def print_profile(profile: StepProfile, roof: float, out: TextIO) -> None:
         f"{of_roof:.0%} of the measured {roof / 1e9:.0f} GB/s",
     )
     print_lines(
-        out, f"host gap {profile.host_gap_us:.1f} µs per token at position {profile.position}, timed by {profile.timer}"
+        out,
+        f"host gap {profile.host_gap_us:.1f} µs per token at position {profile.position}, timed with {profile.timer}",
     )

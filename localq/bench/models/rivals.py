@@ -152,7 +152,9 @@ def _adopt(reference: Any, parameters: dict[str, nn.Parameter]) -> None:
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
     if missing := [name for name, parameter in reference.named_parameters() if parameter.is_meta]:
-        raise LocalqError("bench", f"the transformers model lacks the weight {missing[0]!r}", "Report this as a bug.")
+        raise LocalqError(
+            "bench", f"the transformers model has no weight named {missing[0]!r}", "Report this as a bug."
+        )
 
 
 def _theirs(name: str) -> str:

@@ -33,7 +33,7 @@ def measure_speed(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[st
         free_memory()
     engine = Engine(model)
     if eager is not None and eager != measure.greedy_ids(engine, 0):
-        why = "the captured graph and the eager step give different tokens"
+        why = "the CUDA graph and eager execution produce different tokens"
         raise LocalqError("eval", why, "Report this as a bug.")
     plan = BenchPlan((CASE,), repetitions)
     meter, limits = power.meter(model.device), power.throttle(model.device)

@@ -23,7 +23,7 @@ def run(request: BenchRequest, out: TextIO, on_state: OnState) -> dict[str, Any]
     """
     device = devices.pick(request.options.device).device
     if device.type != "cuda":
-        why = "profiling times GPU kernels, which do not run on the CPU"
+        why = "profiling requires GPU kernels, which do not run on the CPU"
         raise LocalqError("bench --profile", why, "Use a machine with an NVIDIA GPU.", ExitCode.NO_DEVICE)
     on_state("measuring the read bandwidth")
     roof = read_bytes_per_s(device)
@@ -31,7 +31,7 @@ def run(request: BenchRequest, out: TextIO, on_state: OnState) -> dict[str, Any]
     on_state(f"loading {request.files.name}")
     options = replace(request.options, ctx=request.ctx)
     model = load(request.files, options, opened=lambda files: request.opened(files, device))
-    on_state("timing the operations of a step")
+    on_state("timing the operations of a decode step")
     profile = Engine(model).profile_step(position=request.plan.headline.start)
     result = {
         "schema": 1,

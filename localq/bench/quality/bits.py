@@ -11,7 +11,8 @@ from localq.engine.load import weights
 from localq.engine.load.placing import HEAD, TABLE
 from localq.files.model_folder import ModelFiles
 from localq.formats import int8, nf4
-from localq.formats.checkpoint import Checkpoint, open_checkpoint
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import architecture
 from localq.planner.placement import STORED
 

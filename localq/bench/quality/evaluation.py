@@ -17,8 +17,8 @@ from localq.engine.load.load import LoadedModel, free_memory, is_out_of_memory, 
 from localq.engine.scoring import Decode, Prefill
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.model_folder import ModelFiles
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.text import token_windows
 from localq.text.token_windows import Windows
@@ -152,7 +152,7 @@ def _name(dtype: torch.dtype) -> str:
 def _windows(request: EvaluationRequest) -> tuple[Windows, Windows]:
     """Return the text in both conventions. All checks of it run before weights are read."""
     if not request.raw.strip():
-        raise usage_error(request.text, "the text is empty", "Use a text that fills at least one window.")
+        raise usage_error(request.text, "the text is empty", "Use a text that is at least one window long.")
     try:
         text = request.raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -187,10 +187,10 @@ def _options(request: EvaluationRequest) -> LoadOptions:
     if request.options.ctx is None:
         return replace(request.options, ctx=needed)
     if request.options.ctx < needed:
-        what = f"window of {needed}"
+        what = f"window of {needed} tokens"
         if request.speed is not None and needed > request.window:
-            what = f"reply of {request.speed.generate}"
-        why = f"a context of {request.options.ctx} is too short for a {what}"
+            what = f"reply of {request.speed.generate} tokens"
+        why = f"a context of {request.options.ctx} tokens is too short for a {what}"
         raise usage_error("--ctx", why, "Remove --ctx.")
     return request.options
 
@@ -223,7 +223,7 @@ def _reference(
     free_memory()
     own = replace(options, dtype=_name(model.dtype), head="16")
     found = _dense(weights, own, model.device, on_progress)
-    return found, (*found.notes, f"the reference uses {own.dtype} because it does not fit in float32")
+    return found, (*found.notes, f"the reference runs in {own.dtype} because it does not fit in memory in float32")
 
 
 def _dense(files: ModelFiles, options: LoadOptions, device: torch.device, on_progress: OnProgress) -> LoadedModel:

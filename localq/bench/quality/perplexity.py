@@ -60,7 +60,7 @@ def score(
                 tally.add(logits, torch.tensor(targets[skipped:]), theirs)
         if not tally.finite:
             why = f"non-finite logits in window {index + 1}"
-            raise LocalqError("model", why, "The weights are damaged, or they overflow with this --dtype.")
+            raise LocalqError("model", why, "The weights are damaged, or values overflow in the selected --dtype.")
     on_window(len(text.ids), len(text.ids))
     return tally.scores(reference is not None)
 
@@ -101,7 +101,9 @@ def _exp(nll: float) -> float:
         return math.exp(nll)
     except OverflowError:
         why = f"a loss of {nll:.0f} nats per token is implausible for a language model"
-        raise LocalqError("model", why, "The weights are damaged, or they overflow with this --dtype.") from None
+        raise LocalqError(
+            "model", why, "The weights are damaged, or values overflow in the selected --dtype."
+        ) from None
 
 
 def _judge(logits: Tensor, targets: Tensor, reference: Tensor | None) -> list[Tensor]:

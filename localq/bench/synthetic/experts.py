@@ -21,11 +21,10 @@ from localq.models.experts import Experts
 
 def stacks(model: Decoder, format: str) -> dict[str, tuple[int, int, int]]:
     """The experts that `format` takes: name of the parameter -> [E, out, in]."""
-    found = {}
+    found: dict[str, tuple[int, int, int]] = {}
     for path, module in model.layers.named_modules(prefix="layers"):
         if isinstance(module, Experts) and _takes(format, module.interleaved):
-            found[f"{path}.gate_up_proj"] = module.count, 2 * module.width, model.config.hidden
-            found[f"{path}.down_proj"] = module.count, model.config.hidden, module.width
+            found |= {f"{path}.{leaf}": tuple(getattr(module, leaf).shape) for leaf in module.parts}
     return found
 
 

@@ -61,7 +61,7 @@ def changes(format: str, model: Decoder, dtype: str) -> dict[str, Any]:
     """
     if (target := _target(format)) is not None:
         if target.dtype(dtype) != dtype:
-            raise usage_error(format, f"random models in this format use {target.dtype(dtype)}, not {dtype}")
+            raise usage_error(format, f"random weights in this format must be {target.dtype(dtype)}, not {dtype}")
         untied = {"tie_word_embeddings": False} if can_rotate_stream(model) else {}
         return {**untied, "quantization_config": target.quantization_config(dtype, [])}
     if format not in FORMATS:

@@ -9,14 +9,15 @@ import torch
 
 from localq.bench.synthetic import checkpoint as synthetic_checkpoint
 from localq.files.model_folder import ModelFiles, open_model
-from localq.formats.checkpoint import Checkpoint, open_checkpoint
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 
 Opened = Callable[[ModelFiles, torch.device], Checkpoint]
 
 
 def from_files(path: Path) -> tuple[ModelFiles, Opened]:
     """A model on the disk."""
-    return open_model(path), lambda files, device: open_checkpoint(files)
+    return open_model(path), lambda files, device: open_checkpoint(files, packed=device.type == "cuda")
 
 
 def random(name: str, seed: int) -> tuple[ModelFiles, Opened]:

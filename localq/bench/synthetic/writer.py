@@ -41,7 +41,9 @@ def write(
     """
     tokens, vocab = Tokenizer.load(text).backend.get_vocab_size(), int(files.config["vocab_size"])
     if tokens > vocab:
-        why = f"the tokenizer of {text.name} has {tokens:,} tokens, but {files.name} has only {vocab:,}"
+        why = (
+            f"the tokenizer of {text.name} has {tokens:,} tokens, but the vocabulary of {files.name} has only {vocab:,}"
+        )
         raise usage_error("--write", why, "Choose a model with a larger vocabulary.")
     job = {"source": files.name, "format": format, "seed": seed}
     with synthetic_checkpoint.checkpoint(files, format, device, seed) as source, claim_folder(files, out, job, False):

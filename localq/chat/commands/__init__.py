@@ -2,7 +2,7 @@
 
 A command takes the session, its argument and the host (the front end it is typed into); it returns a notice, a reply
 that streams, or `SwitchModel`. Here are the short commands; in the modules beside it: sessions (save, resume, export),
-texts (edit, undo, copy, files), models (fit, show), bench, completion (of commands and file names).
+texts (edit, undo, copy, files), models (fit, show), tools, bench, completion (of commands and file names).
 A command is added as a line in `COMMANDS` and in `HELP`. Not here: drawing, and the keys of a front end.
 """
 
@@ -13,22 +13,23 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-from localq import settings
+from localq import drafts, settings
 from localq.chat import stop_strings
 from localq.chat.attachments import expand_mentions, piped_attachment, system_text
-from localq.chat.commands import bench, models, sessions, texts
+from localq.chat.commands import bench, models, sessions, texts, tools
 from localq.chat.commands.host import Host
 from localq.chat.commands.models import SwitchModel
 from localq.chat.reply import Replies
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.planner import draft_models
 from localq.planner.speed import roofline
 from localq.sampling import Sampling
 from localq.text import grammar, thinking
-from localq.wording import memory_lines, stats_line
+from localq.wording import draft_lines, memory_lines, stats_line
 
 HELP = """\
-/help                  this list
+/help                  show this list
 /clear                 start over in this conversation; the system prompt is kept
 /new                   start a new conversation; the system prompt is kept
 /regen                 regenerate the last reply; /n lists the previous one
@@ -45,22 +46,26 @@ HELP = """\
 /save [NAME]           name this conversation (turns are saved automatically, unless --no-save is given)
 /export md|json [FILE] write the conversation to FILE, or print it
 /system [TEXT]         show or set the system prompt; @FILE reads it from a file, "off" removes it
-/set [NAME VALUE]      list or change sampling settings, max_tokens, think_budget, loop_guard, stop, think, grammar
-/think [on|off|LEVEL]  thinking before the answer: on, off, a level, or "auto" (the model's default)
+/set [NAME VALUE]      list or change sampling settings, max_tokens, think_budget, loop_guard, stop, think, grammar,
+                       draft, draft_max
+/think [on|off|LEVEL]  control thinking before the answer: on, off, a level, or "auto" (the model's default)
 /grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" removes it
 /tokens                show how full the context is
-/compact [off]         replace the oldest turns in the prompt with a summary; the turns stay saved, "off" undoes it
+/compact [off]         replace the oldest turns in the prompt with a summary; "off" undoes this (no turn is deleted)
 /show prompt|template|info|params
-                       show the prompt text, the chat template, the model, or the sampling settings
+                       show the prompt text, the chat template, model details, or the sampling settings
 /model [NAME]          list the models on this machine; with NAME, continue this conversation with another model
 /fit [NAME]            show which formats of this or another model fit this GPU, and with how much context
-/bench                 measure prefill and decode speed; the conversation is unchanged
+/tools [allow|ask|never TOOL]
+                       list MCP tools (--mcp), or set whether a tool may be called; /tools TOOL describes a tool,
+                       /tools restart SERVER restarts a server
+/bench                 measure prefill and decode speed without changing the conversation
 /stats                 show the speed of the last reply and the conversation, plus model, device and memory
 /exit                  quit (also Ctrl-D)
 
 Ctrl-C stops a reply; its text is kept. For a multi-line message, end a line with \\ or put the lines between triple
 quotes. Alt-Enter and Ctrl-J start a new line; Ctrl-G opens the message in $VISUAL or $EDITOR.
-To start a message with a slash, type two."""
+To start a message with a slash, type two slashes."""
 ALIASES = {
     "/?": "/help", "/r": "/regen", "/retry": "/regen", "/regenerate": "/regen", "/e": "/edit", "/cc": "/copy",
     "/load": "/model", "/tps": "/stats", "/bye": "/exit", "/quit": "/exit", "/x": "/exit",
@@ -71,7 +76,8 @@ _GRAMMARS = {
     "gbnf": grammar.grammar,
     "regex": grammar.regex,
 }
-_SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens", "think_budget", "loop_guard")
+_SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens", "think_budget", "loop_guard",
+              "draft", "draft_max")  # fmt: skip
 _MAY_BE_NONE = ("seed", "max_tokens", "think_budget")
 _SHORT = {"temp": "temperature"}
 
@@ -97,7 +103,7 @@ def system(session: ChatSession, argument: str, host: Host) -> str:
     return "\n".join([f"system prompt: {session.system}", *models.origin_lines(session, "system")])
 
 
-def set_value(session: ChatSession, argument: str, host: Host) -> str:
+def set_value(session: ChatSession, argument: str, host: Host) -> str | SwitchModel:
     """List the sampling settings, or change one ("none" where a setting may be unset)."""
     values = models.set_values(session)
     if argument:
@@ -124,6 +130,8 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
             session.think_budget = settings.Settings(think_budget=value).think_budget
         elif name == "loop_guard":
             session.loop_guard = bool(value)
+        elif name in ("draft", "draft_max"):
+            return _set_draft(session, name, value)
         else:
             changed: dict[str, Any] = {name: value}
             session.sampling = dataclasses.replace(session.sampling, **changed)
@@ -131,6 +139,39 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
         shown = models.set_values(session)[name]
         return "\n".join(filter(None, (f"{name} = {shown}", session.sampling.greedy_warning([name]))))
     return models.parameters(session)
+
+
+def _set_draft(session: ChatSession, name: str, value: Any) -> str | SwitchModel:
+    """Set the source of drafts or their length; another draft model is opened together with the model."""
+    chosen = settings.Settings(**{name: value})
+    drafting = draft_models.target(chosen)  # a wrong name is an error before the model is unloaded
+    is_new = drafting is not None and drafting.name != session.request.options.draft_name
+    if is_new or (name == "draft" and _needs_block(session, chosen)):
+        return SwitchModel(session.record.model or session.request.options.name, draft=chosen.draft)
+    if name == "draft":
+        session.draft = chosen.draft
+    else:
+        session.draft_max = chosen.draft_max
+    shown = f"{name} = {value}"
+    loaded = session.loaded
+    if session.draft == "off" or loaded is None:
+        return shown
+    if loaded.no_drafts:
+        return f"{shown}, but drafts stay off: {loaded.no_drafts}"
+    if loaded.draft_tokens < session.draft_max:
+        most = f"drafts of at most {loaded.draft_tokens} tokens" if loaded.draft_tokens else "no drafts"
+        return f"{shown}; this model was loaded with {most}, so restart localq with --{name.replace('_', '-')} {value}"
+    return shown
+
+
+def _needs_block(session: ChatSession, chosen: settings.Settings) -> bool:
+    """Whether an MTP block must be loaded for these settings. Raises LocalqError (exit 2) where there is none."""
+    options, loaded = session.request.options, session.loaded
+    if chosen.draft != drafts.MTP or (loaded is not None and loaded.no_drafts):
+        return False
+    if options.mtp and loaded is not None and not loaded.draft_model:
+        raise drafts.no_mtp(options.name, loaded.no_mtp or "the model was loaded without drafts")
+    return not options.mtp
 
 
 def set_think(session: ChatSession, argument: str, host: Host) -> str:
@@ -157,7 +198,7 @@ def set_grammar(session: ChatSession, argument: str, host: Host) -> str:
         session.grammar = None
     elif kind:
         if kind not in _GRAMMARS or not (text.strip() or kind == "json"):
-            how = "Write /grammar json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN or off."
+            how = "Use /grammar json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN or off."
             raise usage_error("/grammar", f"invalid argument {argument[:40]!r}", how)
         wanted = _GRAMMARS[kind](text.strip() or "json")
         warnings = grammar.check(wanted)
@@ -177,6 +218,7 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
     roof = roofline.model_roof(session.loaded) if session.loaded is not None else None
     last = session.last
     lines = [stats_line(last.stats, roof.text(last.stats) if roof else "") if last else "no reply yet"]
+    lines += draft_lines(last.stats) if last else []
     given = [turn.stats for turn in session.conversation.replies() if turn.stats is not None]
     if given:
         made, seconds = sum(each.generated_tokens for each in given), sum(each.decode_s for each in given)
@@ -234,6 +276,7 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies | SwitchMod
     "/bench": bench.bench,
     "/model": models.model,
     "/fit": models.fit,
+    "/tools": tools.tools,
 }
 
 
@@ -244,6 +287,6 @@ def parse(line: str) -> tuple[str, str]:
     if name not in COMMANDS and name != "/exit":
         near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES, "/exit"], n=3)
         meant = f"Did you mean {', '.join(near)}? " if near else ""
-        step = f"{meant}See /help. To send a message that starts with a slash, type two."
+        step = f"{meant}See /help. To send a message that starts with a slash, type two slashes."
         raise LocalqError(name, "unknown command", step, ExitCode.USAGE)
     return name, argument.strip()

@@ -41,7 +41,7 @@ def _measuring(session: ChatSession) -> Replies:
     loaded = session.ensure_loaded()
     size = loaded.context_size
     if size < LEAST:
-        why = f"a context of {size} tokens is too short for a measurement"
+        why = f"a context of {size} tokens is too small for a benchmark"
         raise usage_error("/bench", why, "Use a larger context (--ctx).")
     written = min(WRITTEN, size // 4)
     lengths = _Lengths(WARM_READ, WARM_WRITTEN)
@@ -58,7 +58,7 @@ def _measuring(session: ChatSession) -> Replies:
             else:
                 yield dataclasses.replace(part, text="", thinking=False)
         if end is None or end.reason == "cancelled":
-            yield Reply("", MEASURED, end.stats if end else Stats(), ("stopped; nothing measured",))
+            yield Reply("", MEASURED, end.stats if end else Stats(), ("stopped; nothing was measured",))
             return
         if end.stats.decode_s <= 0 or end.stats.prefill_s <= 0:
             raise LocalqError("/bench", "the engine reported no timings", "Use `localq bench`.")

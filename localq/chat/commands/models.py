@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from localq import settings
+from localq import settings, wording
 from localq.chat.commands.host import Host
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError, usage_error
@@ -17,11 +17,12 @@ from localq.wording import memory_lines, table_lines
 class SwitchModel:
     """Result of `/model NAME`: the front end opens `name` and continues the conversation with it.
 
-    If that fails, it continues with the current model.
+    If that fails, it continues with the current model. draft: the draft model to open beside it; None: as before.
     """
 
     name: str
     format: str | None = None
+    draft: str | None = None
 
 
 def model(session: ChatSession, argument: str, host: Host) -> str | SwitchModel:
@@ -95,7 +96,7 @@ def parameters(session: ChatSession) -> str:
 def origin_lines(session: ChatSession, *names: str) -> list[str]:
     """Which settings, of `names` if given, a project's file has decided."""
     decided = {name: path for name, path in session.decided.items() if name in names or not names}
-    return [f"({settings.project_summary(decided)})"] if decided else []
+    return [f"({wording.project_summary(decided)})"] if decided else []
 
 
 def set_values(session: ChatSession) -> dict[str, object]:
@@ -104,6 +105,7 @@ def set_values(session: ChatSession) -> dict[str, object]:
     values["max_tokens"] = settings.max_tokens_text(session.max_tokens)
     values["think_budget"] = settings.max_tokens_text(session.think_budget)
     values["loop_guard"] = "on" if session.loop_guard else "off"
+    values["draft"], values["draft_max"] = session.draft, session.draft_max
     values["stop"] = " | ".join(session.stop_strings) or None
     return values
 

@@ -53,9 +53,9 @@ def sessions(session: ChatSession, argument: str, host: Host) -> str:
             store.restore(number)
             return f"restored conversation {number}"
         if number == session.record.id:
-            raise usage_error("/sessions rm", "this is the current conversation", "Start a new one first: /new.")
+            raise usage_error("/sessions rm", "this is the current conversation", "Start a new one first with /new.")
         store.delete(number)
-        return f"deleted conversation {number}; to restore it within a day: /sessions restore {number}"
+        return f"deleted conversation {number}; restore it within a day with /sessions restore {number}"
     found = store.summaries(argument, SHOWN + 1)
     if not found:
         return "no matching conversations" if argument else "no saved conversations"
@@ -105,7 +105,7 @@ def export(session: ChatSession, argument: str, host: Host) -> str:
         raise usage_error("/export", "the first argument must be `md` or `json`", "Example: /export md notes.md")
     text = export_record(dataclasses.replace(session.record, settings=session.settings()), format)
     if not name.strip():
-        return host.show(text.rstrip("\n"), "(to write to a file: /export md FILE)")
+        return host.show(text.rstrip("\n"), "(to write to a file, use /export md FILE)")
     path = places.expand(name.strip())
     content = text.encode("utf-8", "replace")
     opened = contextlib.ExitStack()
@@ -129,6 +129,7 @@ def recap(record: Record) -> Recap:
     for message in messages[-2:]:
         is_reply = message.role != "user"
         parts += [(f"[{each.summary}]", False) for each in message.attachments]
+        parts += [(f"({call.line})", False) for each in message.rounds for call in each.calls]
         parts.append((f"{'' if is_reply else '>>> '}{message.shown}", is_reply))
     if len(record.conversation.path()) > len(messages):
         parts.append(("(the last message has no reply; /regen generates one)", False))

@@ -31,12 +31,12 @@ def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
     conversation = session.conversation
     if option == "-a":
         old = conversation.turns[conversation.final_reply("/edit -a", "edit")].message.content
-        text = rest.strip() or host.edit(old, "Add the new text: /edit -a TEXT.")
+        text = rest.strip() or host.edit(old, "Add the new text, as in /edit -a TEXT.")
         conversation.edit_reply(text)
-        return session.try_save() or "reply edited; /continue continues it, /n lists the previous version"
+        return session.try_save() or "reply edited; /continue continues it, and /n lists the previous version"
     last = conversation.last_user()
     old = "" if last is None else conversation.turns[last].message.words
-    return session.edit(argument or (host.edit(old, "Add the new text: /edit TEXT.") if old else ""))
+    return session.edit(argument or (host.edit(old, "Add the new text, as in /edit TEXT.") if old else ""))
 
 
 def undo(session: ChatSession, argument: str, host: Host) -> str:
@@ -60,7 +60,9 @@ def compact(session: ChatSession, argument: str, host: Host) -> str | Replies:
 
 def _remove_summary(session: ChatSession) -> str:
     if not session.conversation.remove_summary():
-        raise usage_error("/compact off", "this conversation is not compacted", "/compact summarizes the oldest turns.")
+        raise usage_error(
+            "/compact off", "this conversation has not been compacted", "/compact summarizes the oldest turns."
+        )
     return session.try_save() or "summary removed; the prompt contains the original turns again"
 
 
@@ -105,7 +107,7 @@ def tokens(session: ChatSession, argument: str, host: Host) -> str:
     unread = len(turns) + bool(session.system) - read
     if summary is not None:
         line += (
-            f"\nthe oldest {len(path) - len(turns)} messages have been replaced by a summary (/compact off undoes it)"
+            f"\nthe oldest {len(path) - len(turns)} messages have been replaced by a summary (/compact off undoes this)"
         )
     which = "other messages" if summary is not None else "messages"
     left_out = f"\nthe oldest {unread} {which} were left out because the context was full"
@@ -185,7 +187,7 @@ def glob_files(session: ChatSession, argument: str, host: Host) -> str:
     lines += [each.summary for each in measured]
     size = sum(each.bytes for each in measured)
     if size > MOST_TEXT_BYTES:
-        why = f"the {len(attached)} files total {human_bytes(size)}, over the limit of {human_bytes(MOST_TEXT_BYTES)}"
+        why = f"the {len(attached)} files total {human_bytes(size)}; the limit is {human_bytes(MOST_TEXT_BYTES)}"
         raise usage_error("/glob", why, "Use a narrower pattern.")
     session.attached += attached
     return "\n".join([*lines, f"{len(attached)} files attached to your next message"])

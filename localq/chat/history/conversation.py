@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from localq.chat.attachments import AttachedFile
+from localq.chat.history.tool_rounds import ToolRound
 from localq.errors import usage_error
 from localq.stats import Stats
 from localq.text import thinking
 from localq.text.tokenizer_like import TokenizerLike
+from localq.text.tools.declaration import ToolCall
 
 TITLE_CHARACTERS = 60
 
@@ -28,12 +31,14 @@ class Message:
 
     content      the text; of a reply the raw text, with the thought in it (`text.thinking`)
     attachments  files that the content of a user message begins with, in their order
+    rounds       of a reply: earlier parts of it, each of which ended in tool calls; `content` is what follows them
     """
 
     role: str
     content: str
     complete: bool = True
     attachments: tuple[AttachedFile, ...] = ()
+    rounds: tuple[ToolRound, ...] = ()
 
     @property
     def words(self) -> str:
@@ -63,9 +68,37 @@ class Message:
         """The thought of a reply."""
         return thinking.split_reply(self.content)[0] if self.role == "assistant" else ""
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of content and rounds, as UTF-8."""
+        return len(self.content.encode("utf-8", "replace")) + sum(each.size_bytes for each in self.rounds)
+
+    @property
+    def parts(self) -> int:
+        """Messages that the template gets for it, at most: itself, and those of its rounds."""
+        return 1 + sum(1 + len(each.calls) for each in self.rounds)
+
     def to_dict(self, tokenizer: TokenizerLike) -> dict[str, str]:
-        """The message as the model's chat template takes it (`thinking.template_message`)."""
+        """The message as the model's chat template takes it (`thinking.template_message`), without its rounds."""
         return thinking.template_message(tokenizer, self.role, self.content)
+
+    def to_dicts(self, tokenizer: TokenizerLike) -> list[dict[str, Any]]:
+        """The rounds, as messages with calls and messages with results, then `to_dict`.
+
+        A reply that goes on after its last round has no content yet, so nothing follows the rounds.
+        """
+        before = [part for each in self.rounds for part in _round_dicts(each, tokenizer)]
+        return [*before, self.to_dict(tokenizer)] if self.content or not before else before
+
+
+def _round_dicts(each: ToolRound, tokenizer: TokenizerLike) -> list[dict[str, Any]]:
+    """The messages of a round for `text.tools.ToolFormat.messages`, which escapes marks in arguments and results."""
+    calls = [ToolCall(call.tool, call.arguments).to_dict(call.id) for call in each.calls]
+    reply = {**thinking.template_message(tokenizer, "assistant", each.content), "tool_calls": calls}
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "name": call.tool, "content": call.result} for call in each.calls
+    ]
+    return [reply, *results]
 
 
 def user_message(words: str, attached: Sequence[tuple[AttachedFile, str]] = ()) -> Message:
@@ -197,6 +230,10 @@ class Conversation:
         words = " ".join(named[: 10 * TITLE_CHARACTERS].split())
         return words if len(words) <= TITLE_CHARACTERS else words[: TITLE_CHARACTERS - 3].rstrip() + "..."
 
+    def call_count(self) -> int:
+        """Number of tool calls, on all branches."""
+        return sum(len(each.calls) for turn in self.turns for each in turn.message.rounds)
+
     def replies(self) -> Iterator[Turn]:
         """All replies, on all branches."""
         return (turn for turn in self.turns if turn.message.role == "assistant")
@@ -226,8 +263,8 @@ class Conversation:
 
     def edit_reply(self, text: str) -> int:
         """Add `text` as a sibling of the last reply."""
-        replaced = self.final_reply("/edit -a", "edit")
-        return self.add(Message("assistant", text), self.turns[replaced].parent)
+        replaced = self.turns[self.final_reply("/edit -a", "edit")]
+        return self.add(Message("assistant", text, rounds=replaced.message.rounds), replaced.parent)
 
     def add_summary(self, text: str, upto: int) -> None:
         """Use `text` in prompts in place of the turns up to `upto`; replaces an earlier summary of the same turns."""

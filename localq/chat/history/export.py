@@ -8,7 +8,9 @@ import json
 import re
 
 from localq.chat.history.record import Record
+from localq.chat.history.tool_rounds import ToolRound
 from localq.sanitize import sanitize
+from localq.text import thinking
 
 SCHEMA = 1
 FORMATS = ("md", "json")
@@ -22,7 +24,7 @@ def export_record(session: Record, format: str) -> str:
 def markdown(session: Record) -> str:
     """A heading for each turn and its text unchanged, since replies are Markdown.
 
-    Thoughts and attachments are closed <details>.
+    Thoughts, attachments and tool calls are closed <details>.
     """
     parts = [f"# {session.name() or 'Conversation'}", f"Model: {session.model}"]
     conversation = session.conversation
@@ -35,10 +37,28 @@ def markdown(session: Record) -> str:
         parts += [
             f"## {'You' if message.role == 'user' else 'Reply'}{cut}",
             *(part for file, text in message.attached_texts() for part in _folded(text, file.summary)),
+            *(part for each in message.rounds for part in _round(each)),
             *_folded(message.thought, "Thought"),
             message.shown.strip("\n"),
         ]
     return sanitize("\n\n".join(parts) + "\n")
+
+
+def _round(each: ToolRound) -> list[str]:
+    """Thought and text before tool calls, and each call with its result, in fences that the texts do not end."""
+    thought, answer = thinking.split_reply(each.content)
+    parts = [*_folded(thought, "Thought"), *([answer.strip("\n")] if answer.strip() else [])]
+    for call in each.calls:
+        what = "Failed tool call" if call.failed else "Tool call"
+        title = f"{what}: {call.server}: {call.tool}" if call.server else f"{what}: {call.tool}"
+        parts += _folded(f"{_fenced(call.arguments)}\n\n{_fenced(call.result)}", title)
+    return parts
+
+
+def _fenced(text: str) -> str:
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _folded(text: str, title: str) -> list[str]:

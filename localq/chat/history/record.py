@@ -8,6 +8,7 @@ from typing import Any
 
 from localq.chat.attachments import AttachedFile
 from localq.chat.history.conversation import Conversation, Message, Turn, TurnSummary
+from localq.chat.history.tool_rounds import rounds_from
 from localq.chat.stop_strings import validate
 from localq.sampling import Sampling
 from localq.settings import Origin, Settings
@@ -131,12 +132,14 @@ def text(value: str | bytes) -> str:
 
 
 def turn_facts(turn: Turn) -> str | None:
-    """JSON of what a turn has besides its text: statistics and model of a reply, attachments of a message."""
+    """JSON of what a turn has besides its text: statistics, model, calls of a reply; attachments of a message."""
     facts: dict[str, Any] = {} if turn.stats is None else asdict(turn.stats)
     if turn.stats is not None and turn.model:
         facts["model"] = turn.model
     if turn.message.attachments:
         facts["attachments"] = [asdict(each) for each in turn.message.attachments]
+    if turn.message.rounds:
+        facts["rounds"] = [asdict(each) for each in turn.message.rounds]
     return json.dumps(facts) if facts else None
 
 
@@ -146,6 +149,8 @@ def _turn(role: str, content: str, complete: bool, parent: int | None, created_s
     attached = tuple(AttachedFile(**each) for each in known.pop("attachments", ()))
     if not all(each.is_valid() for each in attached) or sum(each.length for each in attached) > len(content):
         raise ValueError("attachments that are not those of the message")
+    rounds = rounds_from(known.pop("rounds", ()))
     model = str(known.pop("model", ""))
     stats = {each.name: known[each.name] for each in fields(Stats) if each.name in known}
-    return Turn(Message(role, content, complete, attached), parent, created_s, Stats(**stats) if stats else None, model)
+    message = Message(role, content, complete, attached, rounds)
+    return Turn(message, parent, created_s, Stats(**stats) if stats else None, model)

@@ -72,8 +72,10 @@ def make_room(path: Path, needed_bytes: int, cap_bytes: int) -> None:
     Raises LocalqError, with nothing removed: exit 3 where the cap is smaller, 9 where the disk is full.
     """
     if needed_bytes > cap_bytes:
-        why = f"it needs {human_bytes(needed_bytes)}, but the limit is {human_bytes(cap_bytes)}"
-        raise LocalqError(NOT_KEPT, why, "Raise the limit: `localq config set snapshots SIZE`.", ExitCode.DOES_NOT_FIT)
+        why = f"the snapshot needs {human_bytes(needed_bytes)}, but the limit is {human_bytes(cap_bytes)}"
+        raise LocalqError(
+            NOT_KEPT, why, "Raise the limit with `localq config set snapshots SIZE`.", ExitCode.DOES_NOT_FIT
+        )
     with disk.disk_errors(path.parent):
         for part in abandoned_parts():
             part.path.unlink(missing_ok=True)

@@ -59,7 +59,7 @@ class SnapshotKeeper:
         else:
             self._read, self._read_s = 0, 0.0
         self._record, self._loaded, self._stats = record, loaded, Stats()
-        path = self._path(record)
+        path = None if loaded.shared else self._path(record)
         if path is None or not os.path.exists(path):  # also False for a folder without permission
             return
         try:
@@ -91,7 +91,7 @@ class SnapshotKeeper:
         """
         record, loaded, stats = self._record, self._loaded, self._stats
         path = None if record is None else self._path(record)
-        if path is None or loaded is None or not client.alive:
+        if path is None or loaded is None or loaded.shared or not client.alive:
             return
         self._stats = Stats()
         share = loaded.ledger.get("kv_cache", 0) * stats.context_used // max(1, loaded.context_size)

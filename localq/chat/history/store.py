@@ -127,7 +127,7 @@ class ConversationStore:
         Raises LocalqError (exit 2) for more than MOST_SEARCHED characters.
         """
         if len(matching) > MOST_SEARCHED:
-            why = f"longer than {MOST_SEARCHED:,} characters"
+            why = f"too long (limit: {MOST_SEARCHED:,} characters)"
             raise usage_error("the text to search for", why, "Use a shorter text.")
         escaped = matching.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         query = """SELECT id, title, model, (SELECT count(*) FROM turns WHERE session = sessions.id), changed_s
@@ -226,7 +226,7 @@ class ConversationStore:
         elif ours != APPLICATION_ID:
             raise bad_file(str(self.path), "not a localq conversation database", f"Move it out of the way. {_WITHOUT}")
         elif version != SCHEMA:
-            why = f"it was written by a newer version of localq (file version {version}; supported: {SCHEMA})"
+            why = f"the database was written by a newer version of localq (file version {version}; supported: {SCHEMA})"
             raise bad_file(str(self.path), why, f"Update localq. The file is unchanged. {_WITHOUT}")
         db.execute(_SUMMARIES)
 

@@ -19,4 +19,4 @@ def copy_sequence(text: str) -> str | None:
 
 def copied_notice(text: str) -> str:
     """The notice after a copy."""
-    return f"copied {len(text)} characters (if the terminal allows it; in tmux: `set -s set-clipboard on`)"
+    return f"copied {len(text)} characters (if the terminal allows it; in tmux, run `set -s set-clipboard on`)"

@@ -52,7 +52,7 @@ def unexpected(what: str, error: BaseException) -> LocalqError:
         where = write(error)
     except (OSError, LocalqError) as failure:
         reason = getattr(failure, "strerror", None) or type(failure).__name__
-        return LocalqError(what, why, f"No error log was written ({reason}).")
+        return LocalqError(what, why, f"The error log could not be written ({reason}).")
     return LocalqError(what, why, f"This is a bug; please report it and attach {where}.", ExitCode.FAILURE)
 
 

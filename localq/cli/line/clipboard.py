@@ -17,4 +17,4 @@ def copy(text: str) -> str:
         terminal.flush()
         return copied_notice(text)
     print_line(text)
-    return f"{'this terminal has no clipboard access' if code is not None else TOO_LONG}; printed instead"
+    return f"{'this terminal has no clipboard access' if code is not None else TOO_LONG}; printed the text instead"

@@ -19,6 +19,7 @@ from localq.chat.open_model import OpenSession
 from localq.chat.open_options import OpenOptions
 from localq.chat.reply import MEASURED, Reply, check_complete
 from localq.chat.terminal import error_log
+from localq.cli.line.call_question import ask_at_terminal
 from localq.cli.line.command_host import TerminalHost
 from localq.cli.line.garbage import collect_between
 from localq.cli.line.interrupts import Interrupts
@@ -35,7 +36,7 @@ from localq.cli.line.session import (
 )
 from localq.cli.line.thinking_lines import open_thoughts
 from localq.cli.options import PromptText
-from localq.cli.output import note, note_lost_characters
+from localq.cli.output import note, note_lost_characters, stderr
 from localq.cli.piped_input import has_instructions
 from localq.errors import ExitCode, LocalqError
 from localq.settings import Settings
@@ -43,6 +44,7 @@ from localq.settings import Settings
 if TYPE_CHECKING:
     from localq.chat.reply import Replies
     from localq.chat.session import ChatSession
+    from localq.chat.tools.permissions import Question
 
 LEAVE_WITHIN_S = 2.0  # a second Ctrl-C on an empty prompt within this time quits
 
@@ -66,10 +68,11 @@ class _ChatStart:
         settings = dataclasses.replace(
             self.settings, model=wish.name, system=session.system, max_tokens=session.max_tokens, think=session.think,
             think_budget=session.think_budget, preserve_thinking=session.preserve_thinking,
+            draft=wish.draft or session.draft, draft_max=session.draft_max,
         )  # fmt: skip
         place = self.of(session)
         start = dataclasses.replace(place.start, origins=open_conversation.without_model(session.origins))
-        wanted = OpenOptions(wish.format, self.wanted.force)
+        wanted = OpenOptions(wish.format, self.wanted.force, fresh=self.wanted.fresh)
         return dataclasses.replace(place, settings=settings, start=start, wanted=wanted)
 
     def of(self, session: ChatSession) -> _ChatStart:
@@ -124,10 +127,12 @@ def _talk(
         if at_terminal:
             note(
                 f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. "
-                "Help: /help. Quit: Ctrl-D."
+                "Type /help for help; press Ctrl-D to quit."
             )
         record = place.start.attach(opened.session)
         opened.session.attached += place.attached
+        for line in watcher.report_tools(opened.session, at_terminal):
+            note(f"({line})")
         if record is not None and not quiet and not again:
             print_message(recap(record), settings.markdown and place.start.grammar is None)
         try:
@@ -141,7 +146,7 @@ def _talk(
             _leave(opened, watcher, settings.stats and not quiet)
             return outcome, opened.session
         if at_terminal and lost is None and opened.session.store is not None and record.id is not None:
-            note(f"Saved as conversation {record.id}. Resume: localq chat --resume {record.id}")
+            note(f"Saved as conversation {record.id}. To resume it, run `localq chat --resume {record.id}`.")
         _leave(opened, watcher, settings.stats and not quiet)
         return lost.exit_code if lost is not None and outcome == ExitCode.OK else outcome
 
@@ -172,6 +177,13 @@ class LineChat:
         self.interrupted = False
         self.scripted = scripted
         self.says_plain = True  # that piped text gives no commands: once
+        if (toolbox := self.session.tools.toolbox) is not None:
+            asks = sys.stdin.isatty() and stderr().isatty() and not watcher.quiet  # else there is nobody to ask
+            toolbox.asker = self._ask_about_call if asks else None
+
+    def _ask_about_call(self, question: Question) -> None:
+        self.watcher.status.clear()
+        ask_at_terminal(question, self.read.aside)
 
     @property
     def takes_commands(self) -> bool:

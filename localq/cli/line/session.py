@@ -13,7 +13,7 @@ from types import FrameType
 
 from localq.chat import open_model
 from localq.chat.open_model import OpenSession
-from localq.chat.reply import MEASURED, Reply, ReplyPiece
+from localq.chat.reply import MEASURED, CallEvent, Reply, ReplyPiece
 from localq.chat.session import ChatSession
 from localq.cli import agree, progress
 from localq.cli.line.reply_printer import Printer
@@ -101,6 +101,15 @@ class TerminalWatcher:
         """Load the model with progress (`open_model.load_now`)."""
         try:
             return open_model.load_now(opened, self)
+        finally:
+            self.status.clear()
+
+    def report_tools(self, session: ChatSession, summary: bool) -> list[str]:
+        """Lines about the tools of a session, whose servers may still be starting (`ChatSession.tool_report`)."""
+        if session.tools.toolbox is not None:
+            self.status.show("starting MCP servers")
+        try:
+            return session.tool_report(summary)
         finally:
             self.status.clear()
 
@@ -194,6 +203,11 @@ def _show_piece(part: ReplyPiece, status: ProgressLine, thoughts: Thoughts, prin
         status.clear()
         printer.pause()
         note(f"({part.notice})")
+    elif part.event is not None:
+        status.clear()
+        thoughts.end()
+        printer.cut()
+        _show_call(part.event, status)
     elif part.thinking:
         status.clear()
         printer.pause()
@@ -207,3 +221,12 @@ def _show_piece(part: ReplyPiece, status: ProgressLine, thoughts: Thoughts, prin
             printer.pause()
         done = part.stats.cached_tokens + part.stats.prefilled_tokens
         status.show(f"processing the prompt {done / part.stats.prompt_tokens:4.0%}")
+
+
+def _show_call(event: CallEvent, status: ProgressLine) -> None:
+    """A line for a call that begins, unless the question about it shows it, and one for its end."""
+    if event.outcome:
+        note(f"({event.tool}{' failed' if event.failed else ''}: {event.outcome})")
+    elif not event.asks:
+        note(f"(calling {event.line})")
+        status.show(f"waiting for {event.tool}")

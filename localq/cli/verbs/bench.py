@@ -12,7 +12,7 @@ import typer
 from localq import processes
 from localq.cli import agree, help_page, option_values, options, progress
 from localq.cli.output import note, print_json, stderr, stdout
-from localq.cli.verbs import bench_formats, bench_write
+from localq.cli.verbs import bench_drafts, bench_formats, bench_write
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
 
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
     from localq.bench.models.plan import BenchPlan
     from localq.settings import Settings
 
-_MODEL_HELP = "Any model that `chat` accepts. --synthetic: a catalogue name. --kernels: also shapes such as 4096x4096."
-_SYNTHETIC = "Use random weights with MODEL's shapes."
-_ONLY = (
-    "Kernel families: nf4, gemm, dequantize, dense, int8, int4, gguf, rowlut, gather, vq, experts, bcq, attention, "
-    "search, step."
+_MODEL_HELP = (
+    "Any model that `chat` accepts. --synthetic requires a catalogue name; --kernels also accepts a shape such as "
+    "4096x4096."
 )
-_AGAINST = "Compare: transformers (default), bitsandbytes, none."
-_PLOT = "Plot bandwidth use to NAME.png; - = terminal."
+_SYNTHETIC = "Use random weights with the same shapes as MODEL."
+_ONLY = (
+    "Kernel families: nf4, gemm, dequantize, dense, int8, int4, scaled, gguf, rowlut, gather, vq, experts, bcq, "
+    "attention, search, step."
+)
+_AGAINST = "Compare with transformers, bitsandbytes or none."
+_PLOT = "Plot bandwidth use as .png (- = terminal)."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Prompt = Annotated[
     str,
@@ -53,7 +56,11 @@ Generate = Annotated[
 Depth = Annotated[
     str,
     typer.Option(
-        "-d", "--n-depth", metavar="LIST", help="Tokens in the KV cache before a test.", rich_help_panel=help_page.TESTS
+        "-d",
+        "--n-depth",
+        metavar="LIST",
+        help="Tokens in the KV cache before each test.",
+        rich_help_panel=help_page.TESTS,
     ),
 ]
 Repetitions = Annotated[
@@ -63,7 +70,7 @@ Repetitions = Annotated[
         "--repetitions",
         min=1,
         max=option_values.MOST_REPETITIONS,
-        help="Timed runs per test (median reported).",
+        help="Runs per test; the median is reported.",
         rich_help_panel=help_page.TESTS,
     ),
 ]
@@ -98,12 +105,13 @@ NoBaseline = Annotated[
 ]
 Kernels = Annotated[bool, _mode_option("--kernels", "Time every CUDA kernel.")]
 Only = Annotated[str, typer.Option("--only", metavar="LIST", help=_ONLY, rich_help_panel=help_page.MODES)]
-Profile = Annotated[bool, _mode_option("--profile", "Time the kernels of one decode step.")]
+Profile = Annotated[bool, _mode_option("--profile", "Time the kernels in one decode step.")]
 Crossover = Annotated[bool, _mode_option("--crossover", "Find where NF4 prefill should switch kernels.")]
 Patched = Annotated[bool, _mode_option("--patched", "Time a transformers model with localq's kernels.")]
-Quantize = Annotated[bool, _mode_option("--quantize", "Time the quantization of one layer to vq2.")]
-Bcq = Annotated[bool, _mode_option("--bcq", "Time bcq kernels by bit planes and group size.")]
+Quantize = Annotated[bool, _mode_option("--quantize", "Time the quantization of a layer to vq2.")]
+Bcq = Annotated[bool, _mode_option("--bcq", "Time bcq kernels by bit width and group size.")]
 Formats = Annotated[bool, _mode_option("--formats", "Compare all formats of MODEL in a table.")]
+Drafts = Annotated[bool, _mode_option("--drafts", "Measure speculative decoding on built-in prompts.")]
 Seed = Annotated[
     int,
     typer.Option(
@@ -115,14 +123,21 @@ Seed = Annotated[
         rich_help_panel=help_page.TESTS,
     ),
 ]
-MODES = ("kernels", "profile", "crossover", "patched", "quantize", "bcq", "formats", "write")
+MODES = ("kernels", "profile", "crossover", "patched", "quantize", "bcq", "formats", "drafts", "write")
 # Parameters that a mode accepts, without those of the output.
-TAKEN = {"kernels": ("model", "plot", "only"), "crossover": (), "patched": (), "bcq": ("model", "plot"),
+TAKEN = {"drafts": ("model", "draft", "repetitions", "synthetic", "ctx", "kv", "embed", "head", "vram", "reserve",
+                    "force", "device", "dtype", "seed", "offline", "token"),
+         "kernels": ("model", "plot", "only"), "crossover": (), "patched": (), "bcq": ("model", "plot"),
          "quantize": ("model", "device", "vram", "seed"), "write": ("model", "synthetic", "device", "seed", "offline"),
          "formats": ("model", "plot", "prompt", "generate", "depth", "repetitions", "synthetic", "make", "max_windows",
                      "ctx", "kv", "embed", "head", "vram", "reserve", "force", "device", "dtype", "seed", "offline",
                      "token")}  # fmt: skip
-OWNERS = {"make": "formats", "max_windows": "formats", "only": "kernels"}  # parameters of a single mode
+OWNERS = {
+    "draft": "drafts",
+    "make": "formats",
+    "max_windows": "formats",
+    "only": "kernels",
+}  # parameters of a single mode
 NOT_FOR_PROFILE = ("plot", "against", "no_baseline", "repetitions", *OWNERS)
 ALWAYS = (*MODES, "output", "json", "quiet", "yes")
 SPELLINGS = {"model": "MODEL", "prompt": "-p", "generate": "-n", "depth": "-d", "repetitions": "-r"}
@@ -162,6 +177,8 @@ def bench(
     quantize: Quantize = False,
     bcq: Bcq = False,
     formats: Formats = False,
+    drafts: Drafts = False,
+    draft: bench_drafts.Draft = None,
     make: bench_formats.Make = "",
     max_windows: bench_formats.Windows = None,
     plot: Plot = None,
@@ -181,26 +198,25 @@ def bench(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure the speed of a model or of the kernels.
+    """Measure the speed of a model or of the CUDA kernels.
 
-    Compares the result with fp16, transformers and the bandwidth limit. The last line on stdout is a JSON object.
+    Compares the results with fp16, transformers and the bandwidth limit. The last line of stdout is a JSON object.
     """
-    processes.check_torch()
     ctx = options.flag_or_environment("ctx", ctx)
     arguments = _CommonArguments(model, synthetic, "json" if json else output, plot, force, quiet, yes, ctx)
-    flags = (kernels, profile, crossover, patched, quantize, bcq, formats, write is not None)
-    mode = _mode([name for name, is_chosen in zip(MODES, flags, strict=True) if is_chosen], arguments, context)
+    mode = _mode((kernels, profile, crossover, patched, quantize, bcq, formats, drafts, write), arguments, context)
     settings = options.load_settings(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )
     if mode in PARTS:
         return PARTS[mode](mode, arguments, settings, seed, only)
-    plan = _plan(prompt, generate, depth, repetitions, seed)
     if write is not None:
         return bench_write.run(model, write, settings, seed, quiet, as_json=arguments.output == "json")
+    plan = _plan(prompt, generate, depth, repetitions, seed)
     if mode == "formats":
         return bench_formats.run(bench_formats.of(arguments, make, max_windows), plan, settings)
-    return _measure(_request(arguments, settings, plan, against or (), not no_baseline), mode, arguments)
+    request = _request(arguments, settings, plan, against or (), not no_baseline)
+    return _measure(bench_drafts.with_draft(request, draft, settings, arguments), mode, arguments)
 
 
 def _plan(prompt: str, generate: str, depth: str, repetitions: int, seed: int) -> BenchPlan:
@@ -209,11 +225,16 @@ def _plan(prompt: str, generate: str, depth: str, repetitions: int, seed: int) -
     return plans.make(prompt, generate, depth, repetitions, seed)
 
 
-def _mode(chosen: list[str], arguments: _CommonArguments, context: Any) -> str:
-    """The mode among `chosen` of `MODES`, "" for a whole model. Raises LocalqError (exit 2) for options that clash."""
+def _mode(flags: Sequence[object], arguments: _CommonArguments, context: Any) -> str:
+    """The one of `MODES` whose flag is true, "" for a whole model.
+
+    Raises LocalqError (exit 2) for options that clash, and as `check_torch` does.
+    """
+    processes.check_torch()
     from localq.bench import plot
     from localq.bench.models import report
 
+    chosen = [name for name, is_chosen in zip(MODES, flags, strict=True) if is_chosen]
     if len(chosen) > 1:
         raise usage_error("bench", f"--{chosen[0]} and --{chosen[1]} are separate benchmarks", "Run them separately.")
     if arguments.output not in report.FORMATS:
@@ -224,7 +245,7 @@ def _mode(chosen: list[str], arguments: _CommonArguments, context: Any) -> str:
         raise usage_error("-o", f"--{chosen[0]} results cannot be written as {arguments.output}", "Use table or json.")
     if chosen == ["write"] and not arguments.synthetic:
         raise usage_error("--write", "only random weights can be written", "Add --synthetic.")
-    if arguments.synthetic and chosen not in ([], ["profile"], ["formats"], ["write"]):
+    if arguments.synthetic and chosen not in ([], ["profile"], ["formats"], ["drafts"], ["write"]):
         raise usage_error("--synthetic", f"--{chosen[0]} always uses random weights", "Remove the option.")
     plot.check_target(arguments.plot)
     mode = chosen[0] if chosen else ""
@@ -285,7 +306,7 @@ def _run_quantize(mode: str, arguments: _CommonArguments, settings: Settings, se
     from localq.quantize import calibration
 
     if arguments.model is None:
-        raise usage_error("bench --quantize", "no model given", "Pass a MODEL, such as llama-3.3-70b.")
+        raise usage_error("bench --quantize", "no model given", "Specify a MODEL, such as llama-3.3-70b.")
     tokens = min(calibration.WINDOW, catalog.find(arguments.model).arch.max_context)
     prepare.check_can_make("vq2")
     from localq.bench.models import quantizing  # torch loads only now
@@ -355,12 +376,15 @@ def _request(
 
 def _measure(request: BenchRequest, mode: str, arguments: _CommonArguments) -> None:
     from localq.bench import plot
-    from localq.bench.models import model_bench, report, step
+    from localq.bench.models import drafts, model_bench, report, step
 
     with progress.run_bar(request.plan.repetitions + 1, arguments.quiet) as count_run:
-        if mode == "profile":
+        if mode in ("profile", "drafts"):
             out = stderr() if arguments.output == "json" else stdout()
-            result = step.run(request, out, count_run)
+            if mode == "profile":
+                result = step.run(request, out, count_run)
+            else:
+                result = drafts.run(request, out, count_run, arguments.synthetic)
             if arguments.output == "json":
                 print_json(result)
             return
@@ -372,5 +396,5 @@ def _measure(request: BenchRequest, mode: str, arguments: _CommonArguments) -> N
             for row in measured.rows
             if row.share_of_roof is not None
         ]
-        plot.draw(bars, f"{measured.model}: share of the memory read bandwidth", arguments.plot, stderr())
+        plot.draw(bars, f"{measured.model}: share of memory read bandwidth used", arguments.plot, stderr())
         _name_plot(arguments.plot)

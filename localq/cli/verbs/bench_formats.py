@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from localq.bench.models.plan import BenchPlan
     from localq.settings import Settings
 
-_MAKE = "--formats: formats to quantize if missing, or all."
-_WINDOWS = "--formats: text windows for perplexity; 0 = none."
+_MAKE = "Formats to quantize first, or all (with --formats)."
+_WINDOWS = "Perplexity windows (with --formats); 0 = none."
 Make = Annotated[
     str,
     typer.Option("--make", metavar="LIST", help=_MAKE, show_default=False, rich_help_panel=help_page.MODES),
@@ -60,12 +60,12 @@ def run(arguments: Arguments, plan: BenchPlan, settings: Settings) -> None:
     unexpectedly; KeyboardInterrupt after a table that Ctrl-C cut short.
     """
     if arguments.model is None:
-        raise usage_error("bench --formats", "no model given", "Pass a MODEL, such as smollm2-135m.")
+        raise usage_error("bench --formats", "no model given", "Specify a MODEL, such as smollm2-135m.")
     if arguments.synthetic and (arguments.make or arguments.windows is not None):
         word = "--make" if arguments.make else "--max-windows"
         raise usage_error("bench", f"{word} has no effect on random weights", "Remove the option.")
     if not any(case.generate for case in plan.cases):
-        why = "the table needs at least one decode test, but -n 0 skips them all"
+        why = "the table needs at least one decode test, but -n 0 skips all decode tests"
         raise usage_error("-n", why, "Give a number of tokens.")
     from localq.bench.models import format_list
 

@@ -13,7 +13,7 @@ from localq.errors import usage_error
 from localq.settings import Settings
 from localq.wording import human_bytes
 
-_WRITE = "--synthetic: write a model folder, measure nothing."
+_WRITE = "Write the --synthetic model to FOLDER and exit."
 Write = Annotated[
     str | None,
     typer.Option("--write", metavar="FOLDER", help=_WRITE, show_default=False, rich_help_panel=help_page.MODES),
@@ -23,7 +23,7 @@ Write = Annotated[
 def run(name: str | None, folder: str, settings: Settings, seed: int, quiet: bool, *, as_json: bool) -> None:
     """Write the folder. Raises LocalqError: exit 2 without a name, and those of `writer.write`."""
     if name is None:
-        raise usage_error("--write", "no model given", "Pass a catalogue name, such as llama-3.1-8b.")
+        raise usage_error("--write", "no model given", "Specify a catalogue name, such as llama-3.1-8b.")
     from localq.bench.synthetic import checkpoint, writer  # torch loads only now
     from localq.engine.load import device
     from localq.files.model_folder import open_model
@@ -38,4 +38,4 @@ def run(name: str | None, folder: str, settings: Settings, seed: int, quiet: boo
     if as_json:
         print_json({"folder": str(out), "model": files.name, "bytes": size})
         return
-    print_line(f"{out}: {files.name}, {human_bytes(size)}; tokenizer and chat template of {text.name}")
+    print_line(f"{out}: {files.name}, {human_bytes(size)}; tokenizer and chat template from {text.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,10 +22,9 @@ Origins = dict[str, Origin]
 if TYPE_CHECKING:
     from localq.chat.history.record import Record
     from localq.chat.open_conversation import Start
-    from localq.text.grammar import Grammar
 PlanJson = Annotated[
     bool,
-    typer.Option("--json", help="With --dry-run: print one JSON object.", rich_help_panel=help_page.OUTPUT),
+    typer.Option("--json", help="Print one JSON object (only with --dry-run).", rich_help_panel=help_page.OUTPUT),
 ]
 
 
@@ -53,6 +53,8 @@ def chat(
     json_schema: reply_options.JsonSchema = None,
     grammar: reply_options.GrammarText = None,
     regex: reply_options.Regex = None,
+    mcp_servers: reply_options.Mcp = None,
+    mcp_allow: reply_options.McpAllow = None,
     continue_: options.Continue = False,
     resume: options.Resume = None,
     save: options.Save = None,
@@ -62,11 +64,14 @@ def chat(
     kv: options.KvBits = None,
     embed: options.Embed = None,
     head: options.Head = None,
+    draft: reply_options.Draft = None,
+    draft_max: reply_options.DraftMax = None,
     format: options.Format = None,
     reserve: options.Reserve = None,
     checkpoints: options.Checkpoints = None,
     desktop: options.Desktop = None,
     force: options.Force = False,
+    fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     offline: options.Offline = None,
     token: options.Token = None,
@@ -78,37 +83,62 @@ def chat(
     json: PlanJson = False,
 ) -> int:
     """Chat with MODEL in full-screen or line mode."""
-    _check_json(json, dry_run)
-    model = options.single_model(model, model_named)
-    settings, project = options.load_reply_settings(flags := options.setting_flags(locals()), say=False)
-    named, wish = model is not None or continue_ or resume is not None, OpenOptions(format, force, agreed=yes)
+    model = _only_model(model, model_named, json and not dry_run)
+    of = (*options.load_reply_settings(flags := options.setting_flags(locals()), say=False), flags, continue_, resume)
+    named = model is not None or continue_ or resume is not None
+    wish = OpenOptions(format, force, agreed=yes, fresh=fresh)
     with reply_options.suggest_prompt("chat", model is not None and model_named is None):
-        if dry_run:
-            return _plan(_resume(settings, project, flags, continue_, resume)[0], named, format, json, force)
-        first, wanted = _first_message(prompt), reply_options.parse_grammar(json_schema, grammar, regex)
-        settings, start = _start(_resume(settings, project, flags, continue_, resume), stop, wanted)
-    return start_chat(settings, start, wish, named=named, plain=plain, quiet=quiet, first=first)
+        grammars = json_schema, grammar, regex
+        made = _plan(_resume(*of)[0], named, format, json, force) if dry_run else _open(prompt, stop, grammars, *of)
+    return made if isinstance(made, int) else _start(made, mcp_servers, mcp_allow, wish, named, plain, quiet)
+
+
+def _start(
+    opened: tuple[Settings, Start, options.PromptText | None], servers: list[str] | None, allowed: list[str] | None,
+    wish: OpenOptions, named: bool, plain: bool, quiet: bool,
+) -> int:  # fmt: skip
+    """Chat with the tools of --mcp, whose servers end with the chat. opened: what `_open` returns."""
+    settings, start, first = opened
+    with reply_options.open_toolbox(servers, allowed, settings) as toolbox:
+        start = dataclasses.replace(start, toolbox=toolbox)
+        return start_chat(settings, start, wish, named=named, plain=plain, quiet=quiet, first=first)
 
 
 def _first_message(prompt: str | None) -> options.PromptText | None:
     return None if prompt is None else options.read_prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
 
 
-def _start(
-    resumed: tuple[Settings, Record | None, Origins], stop: list[str] | None, wanted: Grammar | None
-) -> tuple[Settings, Start]:
-    """The settings, and the conversation to begin with: `resumed` is what `_resume` gives."""
+def _open(
+    prompt: str | None,
+    stop: list[str] | None,
+    grammars: tuple[str | None, str | None, str | None],
+    settings: Settings,
+    project: Origins,
+    flags: dict[str, Any],
+    continue_: bool,
+    resume: str | None,
+) -> tuple[Settings, Start, options.PromptText | None]:
+    """The settings, the conversation to begin with, and its first message.
+
+    Options are checked before the model is looked up.
+
+    grammars: --json-schema, --grammar and --regex. The others are those of `_resume`.
+    """
     from localq.chat import open_conversation  # start-up cost, not for --help
 
-    settings, record, project = resumed
-    return settings, open_conversation.start(record, settings, stop, note, wanted, project)
+    grammar, first = reply_options.parse_grammar(*grammars), _first_message(prompt)
+    settings, record, project = _resume(settings, project, flags, continue_, resume)
+    return settings, open_conversation.start(record, settings, stop, note, grammar, project), first
 
 
-def _check_json(json: bool, dry_run: bool) -> None:
-    if json and not dry_run:
+def _only_model(argument: str | None, option: str | None, answers_json: bool) -> str | None:
+    if answers_json:
         raise usage_error(
-            "--json", "`chat` supports it only with --dry-run", "`localq run MODEL PROMPT --json` answers one prompt."
+            "--json",
+            "`chat` supports this option only with --dry-run",
+            "To get one answer as JSON, use `localq run MODEL PROMPT --json`.",
         )
+    return options.single_model(argument, option)
 
 
 def _plan(settings: Settings, named: bool, format: str | None, json: bool, force: bool) -> int:
@@ -175,6 +205,7 @@ def start_chat(
 def _on_full_screen(settings: Settings) -> bool:
     if settings.ui == "auto":
         if sys.stdin.isatty() and is_rich_terminal(stdout()) and not is_utf8(stdout()):
-            note(f"using line mode: full-screen mode needs a UTF-8 locale, but this terminal uses {stdout().encoding}")
+            why = "full-screen mode needs a UTF-8 locale"
+            note(f"using line mode because {why}, but this terminal uses {stdout().encoding}")
         return has_screen()
     return settings.ui == "tui" and sys.stdin.isatty() and stdout().isatty()

@@ -17,7 +17,9 @@ config = typer.Typer(
     rich_markup_mode=None,
     help="Show and change settings (config.toml).",
 )
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a setting; `localq config show` lists them.")]
+_Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a setting; `localq config show` lists all settings.")
+]
 
 
 @config.command()
@@ -107,7 +109,7 @@ def unset(name: _Name, json: options.Json = False) -> None:
 def edit() -> None:
     """Edit config.toml in $VISUAL or $EDITOR.
 
-    An edit with an unknown setting or an invalid value is rejected, and the file stays unchanged.
+    If the edited file has an unknown setting or an invalid value, it is rejected and the original is kept.
     """
     from localq.chat.terminal import editor  # start-up cost: only needed here
 

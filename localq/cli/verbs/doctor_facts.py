@@ -150,11 +150,11 @@ def problem(facts: SystemFacts) -> LocalqError | None:
         kernels_why = facts.kernels_why
     cause = driver.diagnose(CudaStack(facts.driver, facts.torch.cuda, kernels_why=kernels_why))
     if cause is None and facts.selftest is not None and facts.selftest.failed:
-        cause = f"the self-test of kernel {facts.selftest.failed} failed", "Update the driver."
+        cause = f"the self-test of the {facts.selftest.failed} kernel failed", "Update the driver."
     if cause is None:
         return None
     why, step = cause
-    return LocalqError("GPU", why, f"{step} To run without the GPU: --device cpu.", ExitCode.NO_DEVICE)
+    return LocalqError("GPU", why, f"{step} To run on the CPU instead, use --device cpu.", ExitCode.NO_DEVICE)
 
 
 def verdict(facts: SystemFacts) -> str:
@@ -200,7 +200,7 @@ def lines(facts: SystemFacts) -> list[tuple[str, str]]:
     if facts.settings is not None:
         rows.append(("network", "off (the `offline` setting is on)" if facts.settings.offline else "allowed"))
     found = error_log.count()
-    count = "no unexpected errors so far" if not found else f"{found} unexpected error{'s' if found > 1 else ''}"
+    count = "no unexpected errors recorded" if not found else f"{found} unexpected error{'s' if found > 1 else ''}"
     return [*rows, ("log", f"{error_log.path()} ({count})")]
 
 
@@ -219,7 +219,7 @@ def _kernels_text(facts: SystemFacts) -> str:
 
 def _selftest_text(verdict: SelftestResult | None) -> str:
     if verdict is None:
-        return "not run yet for this GPU, driver and build; it runs when you first load a model"
+        return "not yet run for this GPU, driver and build; it runs when you first load a model"
     return f"failed: wrong results from {verdict.failed}" if verdict.failed else "passed"
 
 
@@ -243,7 +243,7 @@ def _gpu_lines(gpu: Gpu, facts: SystemFacts) -> list[tuple[str, str]]:
     rows = [(f"GPU {gpu.index}", ", ".join(parts))]
     held = gpu.processes or ()
     for process in held[:_SHOWN_PROCESSES]:
-        size = "an unknown amount" if process.bytes is None else f"{process.bytes // MIB:,} MiB"
+        size = "unknown memory use" if process.bytes is None else f"{process.bytes // MIB:,} MiB"
         name = f" ({process.name})" if process.name else ""
         rows.append(("", f"process {process.pid}{name}: {size}"))
     if len(held) > _SHOWN_PROCESSES:

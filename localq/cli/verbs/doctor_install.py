@@ -97,7 +97,7 @@ def leftovers() -> list[KeptFiles]:
     found = [
         KeptFiles("downloaded models", places.hub_cache(), _size(places.hub_cache()), shared),
         KeptFiles("models quantized here", own[0], _size(own[0])),
-        KeptFiles("embedded model", own[1], _size(own[1])),
+        KeptFiles("built-in model", own[1], _size(own[1])),
         KeptFiles("conversations", sessions, sum(map(_size, conversations))),
         KeptFiles("settings", places.config_file(), _size(places.config_file()) + _size(places.user_models_file())),
         KeptFiles("input history, logs", places.state_dir(), _size(places.state_dir())),

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
 UNQUANTIZED = 16  # bits, as in `bench.quality.bits`
-_MODELS = "Name, NAME@FORMAT, ORG/REPO, folder or .gguf file."
-_PLOT = "Plot perplexity vs. size to NAME.png; - = terminal."
-_AGAINST = "`reference` (dequantized weights) or another model."
-_DECODE = "Compare N single-token steps with prefill."
+_MODELS = "NAME, NAME@FORMAT, ORG/REPO, folder or .gguf file."
+_PLOT = "Plot perplexity vs. size as .png (- = terminal)."
+_AGAINST = "Compare with `reference` (dequantized) or MODEL."
+_DECODE = "Compare N single-token decode steps with prefill."
 Models = Annotated[
     list[str],
     typer.Argument(metavar="MODEL", help=_MODELS, autocompletion=options.complete_names),
@@ -68,9 +68,7 @@ Decode = Annotated[
         rich_help_panel=help_page.TESTS,
     ),
 ]
-Speed = Annotated[
-    bool, typer.Option("--speed", help="Also time a reply of 128 tokens.", rich_help_panel=help_page.TESTS)
-]
+Speed = Annotated[bool, typer.Option("--speed", help="Also time a 128-token reply.", rich_help_panel=help_page.TESTS)]
 Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help=_PLOT, rich_help_panel=help_page.OUTPUT)]
 
 
@@ -100,7 +98,7 @@ def eval(
 ) -> None:
     """Measure perplexity and KL divergence from a reference.
 
-    With several models, prints a table; `reference` then means the first.
+    With several models, prints a table; the first model is the reference.
     """
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(
@@ -182,7 +180,7 @@ def _read_text(text: str | None) -> tuple[bytes, str]:
     except OSError as error:
         raise usage_error(text or path.name, f"cannot be read ({error.strerror})", "Check the path.") from None
     if len(raw) > MAX_TEXT_BYTES:
-        raise usage_error(name, f"larger than {MAX_TEXT_BYTES:,} bytes", "Use part of the file.")
+        raise usage_error(name, f"too large (limit: {MAX_TEXT_BYTES:,} bytes)", "Use a smaller file.")
     return raw, name
 
 
@@ -198,7 +196,7 @@ def _print(result: dict[str, Any]) -> None:
         against = f"{result['against']} in {result['against_dtype']}"
         rows += [
             ("perplexity, reference", f"{result['perplexity_reference']:.4f}", against),
-            ("KL from the reference", f"{result['kl']:.3e}", "nats per token, mean"),
+            ("KL from the reference", f"{result['kl']:.3e}", "mean, in nats per token"),
             ("same top token", f"{result['top1']:.2%}", ""),
         ]
     if result["decode_tokens"]:
@@ -209,7 +207,7 @@ def _print(result: dict[str, Any]) -> None:
         ]
     counted = "all quantized matrices" if result["bits_per_weight"] < UNQUANTIZED else "not quantized"
     rows.append(("bits per weight", f"{result['bits_per_weight']:.3f}", counted))
-    rows.append(("weights", f"{result['weights_bytes'] / 1e6:.1f} MB", "unquantized parts counted as 16-bit"))
+    rows.append(("weights", f"{result['weights_bytes'] / 1e6:.1f} MB", "unquantized parts count as 16-bit"))
     if timed := result["speed"]:
         spread = f"{timed['tok_per_s_min']:.1f} to {timed['tok_per_s_max']:.1f}"
         rate = f"{timed['test']}, {spread} over {timed['repetitions']} runs"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq.cli import help_page, options
+from localq.cli import help_page, options, reply_options
 from localq.cli.output import note, print_json, stdout_table
 from localq.cli.pager import page_output
 from localq.planner import budget
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 SCORE_NOTE = (
-    "score: LMArena text score (2026-01-16) minus an estimated quantization loss; ~ means estimated from a related "
-    "model"
+    "score: LMArena text score (2026-01-16) minus an estimated quantization loss; ~ marks scores estimated from "
+    "a related model"
 )
 ORDER_NOTE = (
-    "sorted by score, minus {made:.0f} points if the model must be quantized here first, and fewer for a short "
-    "context, low speed, a lower-precision KV cache or head, or a non-default format; slow formats, base models and "
-    "models that do not fit come last"
+    "sorted by score, minus {made:.0f} points if the model must first be quantized here, with smaller deductions for a "
+    "short context, low speed, a lower-precision KV cache or head, or a non-default format; slow formats, base models "
+    "and models that do not fit come last"
 )
 DISK_NOTE = (
-    "disk: source plus result. `localq quantize --format vq2` downloads one source file at a time, so it needs room "
-    "only for the result and two source files"
+    "disk: size of the source plus the result; `localq quantize --format vq2` downloads one source file at a time, so "
+    "it needs room only for the result and two source files"
 )
 MEASURED_NOTE = "perplexity: relative to the unquantized model; '-' means not measured"
-_MODEL_HELP = "Show this model in every format; ORG/REPO[:TAG] also works."
+_MODEL_HELP = "Show every format of this model (NAME or ORG/REPO[:TAG])."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Vram = Annotated[
     str | None,
@@ -60,7 +60,7 @@ GpuName = Annotated[
 Bandwidth = Annotated[
     float | None,
     typer.Option(
-        "--bandwidth", min=1.0, max=1e6, metavar="GB/S", help="Memory bandwidth to assume for the prediction.",
+        "--bandwidth", min=1.0, max=1e6, metavar="GB/S", help="Memory bandwidth to assume for speed predictions.",
         rich_help_panel=help_page.CARD,
     ),
 ]  # fmt: skip
@@ -81,6 +81,7 @@ def fit(
     kv: options.KvBits = None,
     embed: options.Embed = None,
     head: options.Head = None,
+    draft: reply_options.Draft = None,
     reserve: options.Reserve = None,
     everything: Everything = False,
     offline: options.Offline = None,
@@ -89,11 +90,16 @@ def fit(
 ) -> None:
     """List the models that fit on a GPU, with context and speed."""
     from localq.planner import card as planner_card  # start-up cost: the other verbs skip the planner
-    from localq.planner import fit_rows, placement
+    from localq.planner import draft_models, fit_rows, footprint, placement
 
-    settings = options.load_settings(kv=kv, embed=embed, head=head, reserve=reserve, desktop=desktop, offline=offline)
+    settings = options.load_settings(
+        kv=kv, embed=embed, head=head, draft=draft, reserve=reserve, desktop=desktop, offline=offline
+    )
     ctx, vram = options.flag_or_environment("ctx", ctx), options.flag_or_environment("vram", vram)
-    wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
+    drafting = draft_models.shape(settings)
+    wishes = placement.Wishes(
+        ctx, settings.kv_bits, settings.embed, settings.head, settings.draft_tokens, drafting, settings.takes_mtp
+    )
     if vram or gpu:  # on the card of this machine only the flag replaces what is measured
         desktop = settings.desktop
     looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserve_bytes(settings))
@@ -108,6 +114,8 @@ def fit(
         print_json(_as_json(rows, looked, ctx, with_ledger=model is not None))
     elif model:
         _print_ledgers(rows, looked)
+        if settings.takes_mtp and not footprint.MTP_ON_GPU and any(row.offer.arch.mtp for row in rows):
+            note(f"multi-token prediction: {footprint.NO_MTP_ON_GPU}")
     else:
         with page_output():
             _print_table(rows if everything else fit_rows.best_of_families(rows), looked)
@@ -203,7 +211,7 @@ def _print_table(rows: list[FitRow], looked: PlanningCard) -> None:
     note(ORDER_NOTE.format(made=ranking.MADE_POINTS))
     if any(row.offer.is_calibrated for row in rows):
         note(DISK_NOTE)
-    note(MEASURED_NOTE if is_measured else "perplexity: not measured for these models in these formats")
+    note(MEASURED_NOTE if is_measured else "perplexity has not been measured for these models in these formats")
 
 
 def _note_others(rows: list[FitRow]) -> None:
@@ -215,8 +223,12 @@ def _note_others(rows: list[FitRow]) -> None:
 
 
 def _print_ledgers(rows: list[FitRow], looked: PlanningCard) -> None:
+    from localq.planner import draft_cost
+
     _print_memory(looked)
-    parts = ("weights", "embedding", "head", "kv_cache", "scratch", "cuda_context")
+    parts: tuple[str, ...] = ("weights", "embedding", "head", "kv_cache", "scratch", "cuda_context")
+    if rows and rows[0].now.draft is not None:
+        parts = (*parts, *draft_cost.COMPONENTS)
     headers = ["MODEL", "FORMAT", "CONTEXT", "KV BITS", *(part.replace("_", " ").upper() for part in parts)]
     headers += ["OTHER", "TOTAL, MIB", "TOK/S", "NOTES"]
     lines = []
@@ -227,7 +239,7 @@ def _print_ledgers(rows: list[FitRow], looked: PlanningCard) -> None:
         name, format, bits = row.offer.name, row.offer.format, str(row.now.kv_bits)
         lines.append([name, format, _tokens(row.now.ctx), bits, *sizes, _rate(row, row.tok_s), row.reason])
     stdout_table(headers, lines, right=frozenset(range(2, len(headers) - 1)))
-    note("sizes in MiB, at the context shown")
+    note("sizes are in MiB, for the context shown")
 
 
 def _print_memory(looked: PlanningCard) -> None:

@@ -25,18 +25,21 @@ LINE_KEYS = (
     ("Ctrl-A, Ctrl-E, Alt-B, Alt-F", "move to the start, to the end, back one word, forward one word"),
     ("Ctrl-U, Ctrl-K, Ctrl-W, Ctrl-Y", "cut to the start, cut to the end, cut one word, paste"),
     ("Ctrl-L", "clear the screen"),
-    ("Ctrl-C", "stop the reply (its text is kept); twice on an empty prompt: quit"),
+    ("Ctrl-C", "stop the reply but keep its text; press twice at an empty prompt to quit"),
     ("Ctrl-D", "quit (on an empty prompt)"),
 )
 NAMES = (
-    ("qwen3-8b, llama3.1:8b", "a name or alias of the catalogue, in the format that fits"),
-    ("NAME@FORMAT", "the same in one format: qwen3-8b@nf4"),
-    ("ORG/REPO, ORG/REPO@REVISION", "a Hugging Face repository; hf.co/ or https://huggingface.co/ may precede it"),
-    ("ORG/REPO:TAG", "one GGUF model of a repository, by its quantization in any case: ORG/REPO:Q4_K_M"),
-    ("ORG/REPO/FILE.gguf", "the same by its file, which may be in a folder; or the file's address in a browser"),
-    ("ORG/REPO@REVISION:TAG", "the same at a branch, tag or commit"),
-    ("ollama/NAME:TAG", "a GGUF model in ollama's store, as `ollama list` names it; it is only read"),
-    ("lm-studio/PUBLISHER/REPO/FILE", "a GGUF model of LM Studio; it is only read"),
+    ("qwen3-8b, llama3.1:8b", "a catalogue name or alias, in a format that fits the GPU"),
+    ("NAME@FORMAT", "the same, in a specific format: qwen3-8b@nf4"),
+    (
+        "ORG/REPO, ORG/REPO@REVISION",
+        "a Hugging Face repository; a leading hf.co/ or https://huggingface.co/ is optional",
+    ),
+    ("ORG/REPO:TAG", "a GGUF model in a repository, by quantization type (case-insensitive): ORG/REPO:Q4_K_M"),
+    ("ORG/REPO/FILE.gguf", "the same, by file name (with its folder, if any) or by the file's URL"),
+    ("ORG/REPO@REVISION:TAG", "the same, from a specific branch, tag or commit"),
+    ("ollama/NAME:TAG", "a GGUF model in ollama's store, by its name in `ollama list` (read-only)"),
+    ("lm-studio/PUBLISHER/REPO/FILE", "a GGUF model downloaded with LM Studio (read-only)"),
     ("./FOLDER, FILE.gguf", "a model folder, or a .gguf file"),
 )
 # Variables of other tools that localq honours. Every setting and option also has LOCALQ_<NAME>.
@@ -46,20 +49,20 @@ VARIABLES = (
     ("LOCALQ_DATA, LOCALQ_CACHE", "folder for conversations and quantized models; folder for caches"),
     ("LOCALQ_NOHISTORY", "do not save typed messages to the input history"),
     ("LOCALQ_NOPROJECT", "ignore a project's localq.toml"),
-    ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "folder for downloaded weights"),
+    ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "folder for downloaded models"),
     (
         "HF_TOKEN, HF_TOKEN_PATH",
         "token for gated models; overrides `hf auth login` and is overridden by --token",
     ),
-    ("HF_ENDPOINT", "URL of another hub"),
-    ("OLLAMA_MODELS", "folder of ollama's models (default: ~/.ollama/models)"),
+    ("HF_ENDPOINT", "URL of the hub to use instead of huggingface.co"),
+    ("OLLAMA_MODELS", "folder with ollama's models (default: ~/.ollama/models)"),
     ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never use the network"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "hide download progress bars"),
     ("HF_HUB_DISABLE_XET, HF_XET_HIGH_PERFORMANCE", "no effect: files are downloaded over plain HTTPS"),
     ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "proxy and certificates for connecting to the hub"),
     ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "which GPU to use"),
     ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "colours, escape sequences, width"),
-    ("ESCDELAY", "milliseconds that full-screen mode waits for the rest of a key sequence after ESC (default 50)"),
+    ("ESCDELAY", "milliseconds to wait after ESC for the rest of a key sequence in full-screen mode (default 50)"),
     ("VISUAL, EDITOR", "your editor"),
     ("PAGER, LESS", "pager for long tables, and its options; PAGER=cat prints tables directly"),
     ("DO_NOT_TRACK", "no effect: localq sends no telemetry"),
@@ -167,8 +170,8 @@ def help(
         return
     body, tables = TOPICS.get(topic, _overview if not topic else partial(_search, topic))()
     if not tables:
-        why = "no help topic, verb, option or setting matches"
-        raise usage_error(topic[:80], why, f"Topics: {', '.join(TOPICS)}. Verbs: localq --help.")
+        why = "no matching help topic, verb, option or setting"
+        raise usage_error(topic[:80], why, f"Topics: {', '.join(TOPICS)}. To list the verbs, run `localq --help`.")
     if json:
         print_json(body)
         return

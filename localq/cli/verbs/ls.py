@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def ls(json: options.Json = False) -> None:
     """List the models on this machine, most recently used first.
 
-    SHARED: another program downloaded the model and may still be using it. Names that begin with ollama/ or lm-studio/
-    are models of these programs; localq uses them where they are and never changes or removes them.
+    SHARED marks models that another program downloaded and may still use. Models whose names begin with ollama/ or
+    lm-studio/ belong to those programs; localq uses them in place and never changes or deletes them.
     """
     from localq.files import local_models  # start-up cost: `localq --help` does without it
 
@@ -34,7 +34,7 @@ def ls(json: options.Json = False) -> None:
         from localq.files import packaged_model  # start-up cost: a list does without it
 
         note(
-            f"no models yet: {gpus.fit_command()} lists what a GPU can run; "
+            f"no models yet; {gpus.fit_command()} lists the models that your GPU can run, and "
             f"the small model smollm2-135m {packaged_model.BUILT_IN}"
         )
         return

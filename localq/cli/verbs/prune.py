@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def prune(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed without removing it.")] = False,
     json: options.Json = False,
 ) -> int:
     """Delete partial downloads and unused files.
@@ -77,9 +77,9 @@ def _confirm(total: int) -> bool:
         raise usage_error(
             "localq prune",
             "cannot ask for confirmation without a terminal",
-            "Use --yes to remove without confirmation.",
+            "Use --yes to skip the confirmation.",
         )
-    return typer.confirm(f"Remove all of this ({human_bytes(total)})?", err=True)
+    return typer.confirm(f"Remove all of these files ({human_bytes(total)})?", err=True)
 
 
 def _fields(leftover: Leftover | UnusedFile | Scrap) -> dict[str, Any]:

@@ -21,7 +21,7 @@ Names = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME",
-        help="Name, NAME@FORMAT, ORG/REPO or ORG/REPO:TAG.",
+        help="NAME, NAME@FORMAT, ORG/REPO or ORG/REPO:TAG.",
         autocompletion=options.complete_names,
     ),
 ]
@@ -30,18 +30,21 @@ Revision = Annotated[
     typer.Option(
         "--revision",
         metavar="REVISION",
-        help="Branch, tag or commit instead of the catalogue's.",
+        help="Branch, tag or commit (default: from the catalogue).",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Download even if it does not fit or looks damaged.", rich_help_panel=help_page.MODEL),
+    typer.Option("--force", help="Download even if damaged or too large.", rich_help_panel=help_page.MODEL),
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", "--estimate-only", help="Print size and fit; download nothing.", rich_help_panel=help_page.MODEL
+        "--dry-run",
+        "--estimate-only",
+        help="Show the size and memory plan without downloading.",
+        rich_help_panel=help_page.MODEL,
     ),
 ]
 
@@ -61,8 +64,8 @@ def pull(
 ) -> int:
     """Download models and print where they are.
 
-    Checks first that the model fits on the GPU, and verifies hashes afterwards. Interrupted downloads resume. Files
-    are stored in the shared Hugging Face cache.
+    Checks that the model fits on the GPU before downloading it, and verifies the hashes afterwards. Interrupted
+    downloads resume. Files are stored in the shared Hugging Face cache.
     """
     targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
     for target in targets:
@@ -139,10 +142,10 @@ def _plans(targets: list[catalog.Target], revision: str | None, settings: Settin
 
 def _check(target: catalog.Target, revision: str | None) -> None:
     if target.store:
-        step = f"`localq chat {target.name}` uses it where it is."
-        raise usage_error(target.name, "this model is on this machine, in the store of another program", step)
+        step = f"`localq chat {target.name}` uses it in place."
+        raise usage_error(target.name, "this model is already on this machine, in another program's store", step)
     if target.path is not None:
-        raise usage_error(target.name, "a local path needs no download", "Give a name or ORG/REPO.")
+        raise usage_error(target.name, "a local path needs no download", "Use a model name or ORG/REPO.")
     if revision is not None and (target.source is None or target.source.kind != "hub") and target.repo is None:
         raise usage_error("--revision", f"{target.name} does not come from the hub", "Remove the option.")
 

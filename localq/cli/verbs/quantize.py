@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from localq.quantize.prequantized_layers import PrequantizedLayers
 
 
-_FORMATS = "nf4, mxfp4, bcq, squeezellm, vq2 or aqlm2x8."
-_KEEP = "vq2, aqlm2x8: keep the downloaded SOURCE."
+_FORMATS = "Target format: nf4, mxfp4, bcq, squeezellm, vq2 or aqlm2x8."
+_KEEP = "Keep the downloaded SOURCE (vq2, aqlm2x8)."
 
 
 def quantize(
@@ -70,8 +70,8 @@ def quantize(
 ) -> None:
     """Quantize SOURCE into a model folder.
 
-    nf4 and mxfp4 need no text; bcq and squeezellm use one to weight errors; vq2 and aqlm2x8 calibrate on one for
-    minutes to hours. Rerun to resume.
+    nf4 and mxfp4 need no calibration text; the other formats use one. vq2 and aqlm2x8 take minutes to hours; rerun the
+    same command to resume.
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""
@@ -88,7 +88,7 @@ def quantize(
     if json:
         print_json({"path": str(folder), "format": format, "weights_bytes": weights})
     else:
-        job.say(f"{folder}: {human_bytes(weights)} of weights. To chat: localq chat {folder}")
+        job.say(f"{folder}: {human_bytes(weights)} of weights. To chat, run `localq chat {folder}`.")
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ class _Conversion:
             self.say(line)
         counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens"
         where = device_name(choice.device)
-        what = "weighting errors" if self.mix is None else "weighting errors and choosing bits"
-        self.say(f"{files.name}: {what} using {counted}, on {where}. To skip this: --calibration none.")
+        what = "computing error weights" if self.mix is None else "computing error weights and choosing bit widths"
+        self.say(f"{files.name}: {what} using {counted}, on {where}. To skip this step, use --calibration none.")
         return CalibrationText(ids, choice.device)
 
     def _around(self, files: ModelFiles, ready: PrequantizedLayers, shards: Shards | None = None) -> Path:
@@ -263,7 +263,7 @@ class _Conversion:
             force=self.force,
             shards=shards,
             layers=ready,
-            start_note=f"{files.name}: {counted}, on {where}. After an interruption, run the same command to resume.",
+            start_note=f"{files.name}: {counted}, on {where}. If interrupted, run the same command to resume.",
         )
         is_idle = request.vram_bytes and choice.device.type == "cpu"
         idle = ("--vram is ignored when running on the CPU",) if is_idle else ()

@@ -13,7 +13,7 @@ from localq.files import schemes
 
 FORMAT = "bcq"
 PLANES = "3"  # by default
-_GROUP = "bcq: columns per scale, 32 to 512, or row."
+_GROUP = "Columns per scale for bcq: 32 to 512, or row."
 Group = Annotated[
     str | None,
     typer.Option("--group", metavar="COLUMNS", help=_GROUP, rich_help_panel=help_page.QUALITY),
@@ -22,7 +22,7 @@ ZeroPoints = Annotated[
     bool | None,
     typer.Option(
         "--zero-points",
-        help="bcq: store a zero point per group.",
+        help="Store a zero point for each group (bcq).",
         show_default=False,
         rich_help_panel=help_page.QUALITY,
     ),
@@ -37,7 +37,7 @@ def mixture(format: str, bits: str | None, group: str | None, zero_points: bool 
     if format != FORMAT or bits is None or not re.fullmatch(r"[1-5]\.\d{1,2}", bits):
         return None
     if group is not None or zero_points:
-        why = f"--bits {bits} is a mixture, which sets each matrix's group size automatically and has no zero points"
+        why = f"--bits {bits} selects a mixture, which chooses the group size of each matrix and has no zero points"
         raise usage_error(
             "--zero-points" if group is None else "--group", why, "Remove the option, or use a whole number of bits."
         )

@@ -27,14 +27,14 @@ WHOLE_PASSES, WHOLE_SEQUENCES = 2, 2  # of training all layers
 WHOLE_RATES = (1e-3, 5e-4, 5e-4)  # of its codebooks, scales, norms
 LARGEST_ROTATION_SEED = 2**31 - 1
 
-_BITS = "vq2: 2 (default) to 4; bcq: 1 to 5; 2.3 = mixed."
+_BITS = "Bits per weight: 2-4 (vq2) or 1-5 (bcq), e.g. 2.3."
 Bits = Annotated[str | None, typer.Option("--bits", metavar="BITS", help=_BITS, rich_help_panel=help_page.QUALITY)]
-_BEST = "vq2, aqlm2x8: wider search plus training; slow."
+_BEST = "Improve quality with a slower search and training."
 Best = Annotated[bool, typer.Option("--best", help=_BEST, rich_help_panel=help_page.QUALITY)]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="The opposite of --best (the default).", rich_help_panel=help_page.QUALITY)
+    bool, typer.Option("--quick", help="Quantize without --best (default).", rich_help_panel=help_page.QUALITY)
 ]
-_TEXT = "Calibration text (plain or .jsonl chats), not your evaluation text. Repeatable; none = no text."
+_TEXT = "Calibration text or .jsonl chats; do not use your evaluation text. Repeatable; none = no calibration."
 Calibration = Annotated[
     list[Path] | None,
     typer.Option("--calibration", metavar="FILE", help=_TEXT, rich_help_panel=help_page.QUALITY),
@@ -49,11 +49,11 @@ Windows = Annotated[
 Seed = Annotated[
     int | None,
     typer.Option(
-        "--seed", min=0, max=LARGEST_ROTATION_SEED, help="vq2, aqlm2x8: seed of the random rotations.",
+        "--seed", min=0, max=LARGEST_ROTATION_SEED, help="Seed for the random rotations (vq2, aqlm2x8).",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip
-_LAYERS = "vq2: reuse layers already quantized from SOURCE."
+_LAYERS = "Reuse layers already quantized from SOURCE (vq2)."
 Layers = Annotated[
     Path | None,
     typer.Option("--layers", metavar="FOLDER", help=_LAYERS, rich_help_panel=help_page.ADVANCED),
@@ -84,11 +84,13 @@ class CalibrationOptions:
         if formats[format].weighs_text:
             if other := given.keys() - set(_OF_TEXT):
                 why = f"--format {format} has no such option"
-                raise usage_error(min(other), why, "Its options are --calibration, --windows and --device.")
+                raise usage_error(min(other), why, "Its calibration options are --calibration, --windows and --device.")
             if self.without_text and (mixing or len(given) > 1):
                 raise usage_error(max(given), "has no effect without a calibration text", "Remove the option.")
             if not self.without_text and NO_TEXT in (self.calibration or ()):
-                raise usage_error("--calibration none", "another --calibration names a text", "Remove one of them.")
+                raise usage_error(
+                    "--calibration none", "cannot be combined with a calibration text", "Remove one of them."
+                )
             return
         if formats[format].made_from != "text" and given:
             why = f"--format {format} needs no calibration"
@@ -101,7 +103,7 @@ class CalibrationOptions:
         decided = given.keys() - {"--layers", *(_OF_TRAINING if self.best else ())}
         if self.layers is not None and (decided or format != "vq2"):
             why = f"{min(decided, default='the format')} is fixed by the existing layers"
-            step = "With --layers, use only --format vq2, or add --best to train the layers further."
+            step = "--layers can be combined only with --format vq2 and --best, which trains the layers further."
             raise usage_error(f"--layers {self.layers}", why, step)
         if self.bits is not None and format != "vq2":
             raise usage_error("--bits", f"--format {format} has a fixed bit width", "Use it with --format vq2 or bcq.")
@@ -109,7 +111,7 @@ class CalibrationOptions:
             why = f"--format {format} needs a calibration text"
             raise usage_error("--calibration none", why, "Pass a file, or remove the option to use localq's own text.")
         if self.bits is not None and self._number not in VQ2_SCHEMES and not self.mixture_bits:
-            ways = f"Use {', '.join(VQ2_SCHEMES)}, or a mixture in between such as 2.3 or 2.25."
+            ways = f"Use {', '.join(VQ2_SCHEMES)}, or a mixture in between, such as 2.3 or 2.25."
             raise usage_error("--bits", f"{self.bits!r} is not supported", ways)
 
     @property

@@ -23,7 +23,7 @@ def rm(
 ) -> int:
     """Delete models from this machine.
 
-    Models of ollama and LM Studio are refused; remove them there.
+    Models that belong to ollama or LM Studio are not deleted; use those programs to delete them.
     """
     from localq.cli.verbs.ls import fields
     from localq.files import local_models, removal  # start-up cost: `localq --help` does without it
@@ -49,7 +49,7 @@ def rm(
 def _confirm(models: list[LocalModel]) -> bool:
     if not (sys.stdin.isatty() and stderr().isatty()):
         raise usage_error(
-            "localq rm", "cannot ask for confirmation without a terminal", "Use --yes to remove without confirmation."
+            "localq rm", "cannot ask for confirmation without a terminal", "Use --yes to skip the confirmation."
         )
     from localq.files.removal import bytes_freed, paths_of
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 PromptOption = Annotated[
     str | None,
     typer.Option(
-        "--prompt", "-p", metavar="TEXT", help="Same as the argument.", rich_help_panel=help_page.CONVERSATION
+        "--prompt", "-p", metavar="TEXT", help="Same as the PROMPT argument.", rich_help_panel=help_page.CONVERSATION
     ),
 ]
 Extract = Annotated[
@@ -44,7 +43,9 @@ Extract = Annotated[
         "--extract", "-x", help="Print only the last code block of the answer.", rich_help_panel=help_page.ANSWER
     ),
 ]
-Prompt = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="The prompt; piped text goes before it.")]
+Prompt = Annotated[
+    list[str] | None, typer.Argument(metavar="PROMPT", help="Prompt text (piped text is placed before it).")
+]
 
 
 def run(
@@ -81,10 +82,13 @@ def run(
     kv: options.KvBits = None,
     embed: options.Embed = None,
     head: options.Head = None,
+    draft: reply_options.Draft = None,
+    draft_max: reply_options.DraftMax = None,
     format: options.Format = None,
     reserve: options.Reserve = None,
     desktop: options.Desktop = None,
     force: options.Force = False,
+    fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     offline: options.Offline = None,
     token: options.Token = None,
@@ -95,18 +99,22 @@ def run(
     extract: Extract = False,
     json: options.Json = False,
 ) -> int:
-    """Print the answer to one prompt, or start a chat if none is given."""
+    """Print the answer to one prompt, or start a chat if no prompt is given."""
     words, model = _split_words(model, model_named, prompt, prompt_named)
     settings, project = options.load_reply_settings(options.setting_flags(locals()))
-    named, stages = model is not None, stats is True
-    with reply_options.suggest_prompt("run", named and model_named is None):
+    with reply_options.suggest_prompt("run", (named := model is not None) and model_named is None):
         if dry_run:
             return _plan(settings, named, format, json, force)
         stops, attached = stop_strings.validate(stop or ()), read_attachments(file or ())
-        wanted, wish = reply_options.parse_grammar(json_schema, grammar, regex), OpenOptions(format, force, agreed=yes)
-        request = _Request(words, attached, stops, wanted, wish, named, think_out, quiet, extract, json, stages)
-        is_chat = not words and not json and not extract and sys.stdin.isatty()
-        return _converse(settings, request, project) if is_chat else _answer(settings, request)
+        wanted = reply_options.parse_grammar(json_schema, grammar, regex)
+        wish = OpenOptions(format, force, agreed=yes, fresh=fresh)
+        request = _Request(words, attached, stops, wanted, wish, named, think_out, quiet, extract, json, stats is True)
+        return _reply(settings, request, project)
+
+
+def _reply(settings: Settings, request: _Request, project: dict[str, Origin]) -> int:
+    is_chat = not request.words and not request.json and not request.extract and sys.stdin.isatty()
+    return _converse(settings, request, project) if is_chat else _answer(settings, request)
 
 
 def _plan(settings: Settings, named: bool, format: str | None, json: bool, force: bool) -> int:
@@ -147,10 +155,10 @@ class _Request:
 def _converse(settings: Settings, request: _Request, project: dict[str, Origin]) -> int:
     """No prompt at a terminal: start a chat."""
     if request.think_out is not None:
-        why, step = "without a prompt, `localq run` opens a chat, which does not write this file", "Pass a prompt."
+        why, step = "cannot be used without a prompt", "Pass a prompt."
         raise usage_error("--think-out", why, step)
     if request.attached:
-        why, step = "without a prompt, `localq run` opens a chat", "Pass a prompt, or use @FILE in the chat."
+        why, step = "cannot be used without a prompt", "Pass a prompt, or use @FILE in a chat."
         raise usage_error("--file", why, step)
     from localq.chat import open_conversation  # start-up cost: only a chat needs it
     from localq.cli.verbs.chat import start_chat
@@ -234,9 +242,9 @@ def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -
     if request.json:
         body = {"model": settings.model, "text": text, "thought": reply.thought, "reason": reply.reason}
         roof = roofline.model_roof(loaded)
-        rates = {"tokens_per_s": reply.stats.tokens_per_s, "roofline_share": roof and roof.share(reply.stats)}
+        rates = {"roofline_share": roof and roof.share(reply.stats)}
         start = {"start_s": {stage: round(seconds, 3) for stage, seconds in loaded.stages.items()}}
-        stats = {**dataclasses.asdict(reply.stats), **rates}
+        stats = {**reply.stats.report(), **rates}
         print_json({**body, "thought_stopped": reply.thought_stopped, "stats": stats, **start})
     if not request.quiet:
         for line in () if reply.unmet and reply.reason != "cancelled" else reply.notices:
@@ -266,7 +274,7 @@ def _parts(session: ChatSession, prompt: _GivenPrompt, quiet: bool) -> Iterator[
     if session.tokenizer.chat_template is not None:
         return session.ask(prompt.words, prompt.attached)
     if not quiet:
-        note("base model without a chat template: the prompt is continued as plain text")
+        note("this base model has no chat template, so it continues the prompt as plain text")
         if session.system:
             note("the system prompt is ignored because it needs a chat template")
     from localq.chat.history.conversation import user_message  # start-up cost: not for --help

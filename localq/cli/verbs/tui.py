@@ -74,5 +74,5 @@ def run_app(
         return app.error.exit_code
     session = None if app.model is None else app.model.session
     if lost is None and session is not None and session.store is not None and (id := session.record.id) is not None:
-        note(f"Saved as conversation {id}. Resume: localq chat --resume {id}")
+        note(f"Saved as conversation {id}. To resume it, run `localq chat --resume {id}`.")
     return lost.exit_code if lost is not None and code == ExitCode.OK else code

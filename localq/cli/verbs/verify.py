@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from localq.files.verification import CheckedFile
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME", help="Names from `localq ls`; default: all of localq's.")
+    list[str] | None, typer.Argument(metavar="NAME", help="Names from `localq ls` (default: all localq models).")
 ]
 
 
 def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json = False) -> int:
     """Check model files against their recorded hashes.
 
-    Reads every file with a recorded hash and changes nothing. For a damaged model, it prints the repair command.
-    Without NAME, models that cannot be read are reported and skipped, and those of ollama and LM Studio are left out.
+    Reads every file that has a recorded hash, and changes nothing. For a damaged model, prints the command that repairs
+    it. Without NAME, unreadable models are reported and skipped, and ollama and LM Studio models are not checked.
     """
     from localq.cli.verbs.ls import unreadable_fields
     from localq.files import local_models, packaged_model, verification  # start-up cost: only this verb hashes
@@ -39,7 +39,10 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
         here = local_models.inventory(others=False)
         models, unreadable = here.models, [closed.error for closed in here.unreadable]
     if not models and not unreadable:
-        note(f"no models yet: `localq pull NAME` downloads one; the small model smollm2-135m {packaged_model.BUILT_IN}")
+        note(
+            "no models yet; to download one, run `localq pull NAME`; "
+            f"the small model smollm2-135m {packaged_model.BUILT_IN}"
+        )
     found = []
     with _progress(models, quiet) as on_file:
         for model in models:

@@ -17,7 +17,7 @@ from localq import driver, kernels
 from localq.driver import CudaStack
 from localq.errors import ExitCode, LocalqError, usage_error
 
-NO_DRIVER_NOTE = "no NVIDIA driver found: running on the CPU"
+NO_DRIVER_NOTE = "no NVIDIA driver found; running on the CPU"
 _CPU_WAY = "Use `--device cpu` to run without the GPU."
 
 

@@ -2,8 +2,8 @@
 
 "layers.0.mlp.experts.7.gate_proj.weight", "up_proj" and "down_proj", named by `rename`, are dense or in any format of
 `formats.FORMATS`. In the model they are `experts.gate_up_proj` [E, 2 * width, hidden], for each expert the rows of gate
-before those of up, and `experts.down_proj` [E, hidden, width]. A stack is filled expert by expert, so that the host
-holds one matrix beside it. The methods are those of `stacks.ExpertStack`.
+before those of up, or `experts.up_proj` of experts without gates, and `experts.down_proj` [E, hidden, width]. A stack
+is filled expert by expert, so that the host holds one matrix beside it. The methods are those of `stacks.ExpertStack`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 
 from localq.engine.load.shared import SharedTensors
 from localq.errors import bad_file
-from localq.formats import FORMATS, shared_names
+from localq.formats import FORMATS, keys, placed_bytes, shared_names
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.linear import SlabLinear
 from localq.models.decoder import Decoder
-from localq.models.experts import Experts
+from localq.models.experts import Experts, UngatedExperts
 
 DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Formats whose experts stay Linears of their own on a GPU; those that `join` are rows of one matrix.
 LINEARS = tuple(format for format, module in FORMATS.items() if not hasattr(module, "join"))
-PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # parameter -> its parts, by rows
+PARTS = {**Experts.parts, **UngatedExperts.parts}  # parameter -> its parts, by rows
 _PIECE = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.(.+)")
 _AGAIN = "Download the model again; if the error persists, the published files are inconsistent."
 
@@ -54,7 +54,7 @@ class ExpertPiece:
             return shape
         info = checkpoint.tensors[self.keys[0]]
         if len(info.shape) != 2 or not all(info.shape):
-            raise bad_file(self.keys[0], f"not a matrix: shape {list(info.shape)}", _AGAIN)
+            raise bad_file(self.keys[0], f"not a matrix (shape: {list(info.shape)})", _AGAIN)
         if info.dtype not in DENSE_DTYPES:
             raise bad_file(self.keys[0], f"unsupported dtype {info.dtype}")
         return info.shape[0], info.shape[1]
@@ -62,7 +62,8 @@ class ExpertPiece:
     def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
         """Read [out, in], dequantized; a dense matrix as stored."""
         if self.format is None:
-            return checkpoint.read(self.keys[0])
+            key = self.keys[0]
+            return checkpoint.read_as(key, dtype) if checkpoint.converts else checkpoint.read(key)
         weight: Tensor = self.module.dequantize(self.module.from_checkpoint(checkpoint, self.prefix), dtype)
         return weight
 
@@ -113,11 +114,13 @@ class ExpertPieces:
         first = {part: self.pieces[0, part].shape(checkpoint) for part in self.parts}
         for (_, part), piece in self.pieces.items():
             if (found := piece.shape(checkpoint)) != first[part]:
-                why = f"{piece.prefix!r} has shape {list(found)}, but another expert has {list(first[part])}"
+                why = f"{piece.prefix!r} has shape {list(found)}, but expert 0 has shape {list(first[part])}"
                 raise bad_file(self.name, why, _AGAIN)
         (columns, *others) = {columns for _, columns in first.values()}
         if others or len({rows for rows, _ in first.values()}) > 1:
-            raise bad_file(self.name, f"gate and up differ in shape: {', '.join(map(str, first.values()))}", _AGAIN)
+            raise bad_file(
+                self.name, f"the gate and up matrices differ in shape: {', '.join(map(str, first.values()))}", _AGAIN
+            )
         return experts, sum(rows for rows, _ in first.values()), columns
 
     def rows(self, checkpoint: Checkpoint) -> Iterator[tuple[slice, ExpertPiece]]:
@@ -139,7 +142,7 @@ class ExpertPieces:
         """Bytes on a GPU of each tensor of `tall`, or of `linears` without what they share (`shared`)."""
         experts, out, columns = self.shape(checkpoint)
         if self.format in LINEARS:
-            own = (each.module.placed_bytes(checkpoint.tensors, each.prefix) for each in self.pieces.values())
+            own = (placed_bytes(each.module, checkpoint, each.prefix) for each in self.pieces.values())
             return [int(size) for sizes in own for size in sizes]
         assert self.format is not None
         sizes: list[int] = FORMATS[self.format].joined_bytes(experts * out * columns)
@@ -175,10 +178,16 @@ def find(checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Dec
     found: dict[str, dict[tuple[int, str], ExpertPiece]] = {}
     for (path, expert, part), prefix in prefixes.items():
         piece = _piece(checkpoint.tensors, prefix)
-        leaf = next(leaf for leaf, parts in PARTS.items() if part in parts)
+        leaf = next(leaf for leaf, parts in _experts(model, path).parts.items() if part in parts)
         if piece is not None:
             found.setdefault(f"{path}.{leaf}", {})[expert, part] = piece
     return {name: _join(checkpoint, name, pieces) for name, pieces in found.items()}
+
+
+def _experts(model: Decoder, path: str) -> Experts:
+    found = model.get_submodule(path)
+    assert isinstance(found, Experts)
+    return found
 
 
 def _prefixes(
@@ -201,9 +210,7 @@ def _piece(tensors: Mapping[str, Any], prefix: str) -> ExpertPiece | None:
     """Return the piece, None without a matrix: `weights.assign` then reports its tensors."""
     for format, module in FORMATS.items():
         if module.is_quantized(tensors, prefix):
-            return ExpertPiece(
-                prefix, tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in tensors), format
-            )
+            return ExpertPiece(prefix, keys(module, tensors, prefix), format)
     return ExpertPiece(prefix, (f"{prefix}.weight",), None) if f"{prefix}.weight" in tensors else None
 
 

@@ -13,25 +13,30 @@ from types import ModuleType
 
 import torch
 
+from localq.drafts import MTP
+from localq.drafts import no_mtp as no_mtp_error
 from localq.engine import selftest
 from localq.engine.cache import KVCache
 from localq.engine.load import device as devices
+from localq.engine.load import grouped_experts, shared_experts, vram, weights
 from localq.engine.load import plan as load_plan
-from localq.engine.load import shared_experts, vram, weights
 from localq.engine.load.placing import Destinations
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.files import stored_format
-from localq.files.extra_tensors import note
+from localq.files import format_facts, stored_format
+from localq.files.architecture import Architecture
+from localq.files.extra_tensors import MORE_TOKENS, note
 from localq.files.model_folder import ModelFiles
 from localq.formats import FORMATS, expert_linears, fp8_source, nf4
-from localq.formats.checkpoint import Checkpoint, open_checkpoint
+from localq.formats.checkpoint import Checkpoint
 from localq.formats.codebooks import linear as codebook_linear
 from localq.formats.linear import SlabLinear, workspace_bytes
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.kv_bits import KvBits
-from localq.models import architecture
+from localq.models import architecture, qwen3_5_mtp
 from localq.models.decoder import Decoder
-from localq.planner import footprint
+from localq.planner import footprint, slabs
 from localq.planner import plan as memory_plan
+from localq.planner.draft_shape import DraftShape
 from localq.planner.load_options import LoadOptions
 from localq.planner.ram import cpu_dtype
 from localq.wording import OnProgress
@@ -43,12 +48,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadedModel:
     """A loaded model, ready to run.
 
-    format   of the weights in the files: a key of `formats.FORMATS`, "bf16", "fp16", "fp32", "fp8" or "gguf"
+    format   of the weights in the files: a key of `formats.FORMATS`, "bf16", "fp16" or "fp32"
     plan     the prediction; ledger: component -> bytes allocated
     notes    for the user
     kv_bits, embed, head_bits  as in `placement.Placement`: kv_bits 16 is the dtype of the model
     vram     memory budget of this load on a GPU, None on the CPU
     checkpoint_bytes  host memory for checkpoints of the conversation (`engine.checkpoints`)
+    no_mtp   why no MTP block drafts, where one would be taken
     """
 
     model: Decoder
@@ -66,6 +72,7 @@ class LoadedModel:
     head_bits: str = "16"
     vram: vram.VramBudget | None = None
     checkpoint_bytes: int = 0
+    no_mtp: str = ""
 
 
 def load(
@@ -76,11 +83,12 @@ def load(
     opened: Callable[[ModelFiles], Checkpoint] | None = None,
     *,
     may_map: bool = False,
+    draft: ModelFiles | None = None,
 ) -> LoadedModel:
     """Load `files`. Raises LocalqError: exit 7 no usable GPU, 3 does not fit, 8 damaged files, 2 bad options.
 
     opened: returns the weights; benchmarks substitute others. may_map: a file that is cut may end the process
-    (`tensor_files`). After an error all memory is freed.
+    (`tensor_files`). draft: a model that the plan leaves room for (`load.draft`). After an error all memory is freed.
     """
     before = vram.free_before_context() if options.device != "cpu" else {}
     on_progress("starting the device", 0, 0)
@@ -95,7 +103,7 @@ def load(
         on_gpu = choice.device.type == "cuda"
         is_mapped = may_map and on_gpu  # to the CPU tensors are copied anyway
         with open_checkpoint(files, mapped=is_mapped, packed=on_gpu) if opened is None else opened(files) as checkpoint:
-            return _load(files, options, checkpoint, choice, dtype, before, on_progress)
+            return _load(files, options, checkpoint, choice, dtype, before, on_progress, draft)
     except LocalqError as error:
         failure = error.with_traceback(None)  # its frames hold the half-loaded model
     except RuntimeError as error:
@@ -114,40 +122,144 @@ def _load(
     dtype: torch.dtype,
     before: dict[str, int],
     on_progress: OnProgress,
+    draft: ModelFiles | None,
 ) -> LoadedModel:
-    name, device = options.name or files.name, choice.device
-    family = _architecture(files, name)
-    config = family.Config.from_dict(files.config)
+    device, name = choice.device, options.name or files.name
+    _architecture(files, name)  # raises before the device is begun
     held = _begin(device, options, before) if device.type == "cuda" else None
     on_progress("planning", 0, 0)
-    with torch.device("meta"):
-        model = family.Model(config)
-    assignment = weights.assign(checkpoint, model, family.rename, name)
+    assigned = assign(files, checkpoint, name, dtype, packed=held is not None)
+    shape, no_mtp = None if draft is None else _draft_shape(draft, options, device), ""
+    if draft is None and options.mtp and options.draft_tokens:
+        shape, no_mtp = _block_shape(files, options, device, dtype)
+    plan, held = load_plan.plan_load(
+        files, options, assigned.assignment, sum(assigned.sizes), dtype, held, assigned.scheme, shape
+    )
+    model = build(files, checkpoint, assigned, plan, device, dtype, on_progress)
     if held is not None:
+        model.ledger["cublas_workspace"] = vram.cublas_workspace(device, dtype)
+    kept = load_plan.checkpoint_bytes(plan, dtype, options, held is not None)
+    idle = (f"--draft mtp has no effect: {no_mtp}",) if no_mtp and options.mtp == MTP else ()
+    notes = (*choice.notes, *model.notes, *idle)
+    return replace(model, notes=notes, vram=held, checkpoint_bytes=kept, no_mtp=no_mtp)
+
+
+def _draft_shape(files: ModelFiles, options: LoadOptions, device: torch.device) -> DraftShape:
+    on_gpu = device.type == "cuda"
+    arch, name = Architecture.from_config(files.config), options.draft_name or files.name
+    with open_checkpoint(files, packed=on_gpu) as checkpoint:
+        assigned = assign(files, checkpoint, name, pick_dtype(options.dtype, files, device), packed=on_gpu)
+    assignment = assigned.assignment
+    if not on_gpu:
+        return DraftShape(name, arch, "bf16", weights=sum(assigned.sizes), on_gpu=False)
+    arch = replace(arch, stored_head=assignment.head_bytes)
+    return DraftShape(name, arch, assignment.format or "bf16", assigned.scheme, sum(assigned.sizes))
+
+
+def _block_shape(
+    files: ModelFiles, options: LoadOptions, device: torch.device, dtype: torch.dtype
+) -> tuple[DraftShape | None, str]:
+    """The MTP block of `files` to plan for; or None, and why. Raises LocalqError (exit 2) where it must draft."""
+    on_gpu, name = device.type == "cuda", options.name or files.name
+    if on_gpu and not footprint.MTP_ON_GPU:
+        return None, footprint.NO_MTP_ON_GPU
+    with open_checkpoint(files, packed=on_gpu, part="mtp") as checkpoint:
+        try:
+            assigned = assign_block(files, checkpoint, name, dtype, packed=on_gpu)
+        except LocalqError as error:  # a block of another make
+            assigned, why = None, error.why
+        else:
+            why = "" if assigned is not None else "the files contain no MTP block"
+    if assigned is None:
+        if options.mtp == MTP:
+            raise no_mtp_error(name, why)
+        return None, why
+    shape = DraftShape.of_block(Architecture.from_config(files.config), assigned.assignment.format or "bf16")
+    shape = replace(shape, scheme=assigned.scheme, weights=sum(assigned.sizes))
+    return (shape if on_gpu else replace(shape, format="bf16", scheme="", on_gpu=False)), ""
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A model without weights, and those that it will have.
+
+    sizes    of the blocks' tensors in memory; scheme as of `stored_format.scheme_in`
+    """
+
+    model: Decoder
+    assignment: weights.Assignment
+    sizes: list[int]
+    scheme: str
+
+
+def assign(files: ModelFiles, checkpoint: Checkpoint, name: str, dtype: torch.dtype, *, packed: bool) -> Assigned:
+    """Assign the weights of `checkpoint`; packed: they stay in their format. Raises LocalqError (exit 8) for others."""
+    family = _architecture(files, name)
+    with torch.device("meta"):
+        model = family.Model(family.Config.from_dict(files.config))
+    return _assign(files, checkpoint, model, family.rename, name, dtype, packed=packed)
+
+
+def assign_block(
+    files: ModelFiles, checkpoint: Checkpoint, name: str, dtype: torch.dtype, *, packed: bool
+) -> Assigned | None:
+    """The same for the MTP block, whose tensors `checkpoint` has; None for a model without one."""
+    family = _architecture(files, name)
+    with torch.device("meta"):
+        block = qwen3_5_mtp.block_of(family.Config.from_dict(files.config), family.Model)
+    if block is None or not checkpoint.tensors:
+        return None
+    return _assign(files, checkpoint, block, qwen3_5_mtp.rename, name, dtype, packed=packed)
+
+
+def _assign(
+    files: ModelFiles,
+    checkpoint: Checkpoint,
+    model: Decoder,
+    rename: Callable[[str], str | None],
+    name: str,
+    dtype: torch.dtype,
+    *,
+    packed: bool,
+) -> Assigned:
+    assignment = weights.assign(checkpoint, model, rename, name)
+    if packed:
         assignment = shared_experts.append(model, assignment, checkpoint)
-    sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
+    sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=packed)
     scheme = stored_format.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()})
-    plan, held = load_plan.plan_load(files, options, assignment, sum(sizes), dtype, held, scheme)
+    return Assigned(model, assignment, sizes, scheme)
+
+
+def build(
+    files: ModelFiles,
+    checkpoint: Checkpoint,
+    assigned: Assigned,
+    plan: memory_plan.Plan,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: OnProgress,
+) -> LoadedModel:
+    """Allocate and fill a model by its plan."""
+    model, assignment, on_gpu = assigned.model, assigned.assignment, device.type == "cuda"
     non_finite = weights.fill(
         model,
         assignment,
         checkpoint,
-        Destinations(device, dtype, plan.placement, sizes),
+        Destinations(device, dtype, plan.placement, assigned.sizes),
         lambda done, total: on_progress("loading weights", done, total),
     )
     on_progress("allocating the KV cache", 0, 0)
     free_memory()  # temporaries of reading
     model.make_tables(plan.ctx, device)
     model.eval()
-    chunk = footprint.window_chunk(device.type == "cuda")
-    cache = KVCache(model.cache_layout(), plan.ctx, dtype, device, plan.kv_bits, chunk)
+    chunk = footprint.window_chunk(on_gpu)
+    cache = KVCache(model.cache_layout(), plan.ctx, dtype, device, plan.kv_bits, chunk, plan.rows)
     tables = model.table_bytes(plan.ctx, dtype) + codebook_linear.table_bytes(model)
     tables += expert_linears.table_bytes(model) + weights.padding_bytes(model) + workspace_bytes(model)
     ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": tables}
-    if held is not None:
+    if on_gpu:
         ledger["scratch"] = share_scratch(model, dtype)
-        ledger["cublas_workspace"] = vram.cublas_workspace(device, dtype)
-    kept = load_plan.checkpoint_bytes(plan, dtype, options, held is not None)
+        grouped_experts.install(model, dtype)
     return LoadedModel(
         model=model,
         cache=cache,
@@ -158,19 +270,23 @@ def _load(
         ctx=plan.ctx,
         plan=plan,
         ledger=ledger,
-        notes=(*choice.notes, *files.notes, *filter(None, [note(checkpoint.extra)]), *_notes(plan, non_finite)),
+        notes=(*files.notes, *filter(None, [_left_out(checkpoint, plan)]), *_notes(plan, non_finite)),
         kv_bits=plan.kv_bits,
         embed=plan.embed,
         head_bits=plan.head,
-        vram=held,
-        checkpoint_bytes=kept,
     )
+
+
+def _left_out(checkpoint: Checkpoint, plan: memory_plan.Plan) -> str:
+    """The tensors of the files that are not loaded; an MTP block that drafts is loaded."""
+    drafts = plan.draft is not None and plan.draft.is_block
+    return note({kind: names for kind, names in checkpoint.extra.items() if not (drafts and kind == MORE_TOKENS)})
 
 
 def _notes(plan: memory_plan.Plan, non_finite: list[str]) -> list[str]:
     notes = [plan.choice] if plan.choice else []
     if not plan.fits:
-        notes.append(f"loaded with --force even though it does not fit: {plan.reason}")
+        notes.append(f"loaded because of --force, although it does not fit: {plan.reason}")
     if non_finite:
         notes.append(
             f"{len(non_finite)} weight tensors contain NaN or infinity (first: {non_finite[0]}); replies may be garbage"
@@ -195,7 +311,7 @@ def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
     blocks = [module for module in model.layers.modules() if isinstance(module, SlabLinear)]
     if not blocks:
         return 0
-    count = footprint.slab_bytes(max(linear.slab_weights for linear in blocks), dtype.itemsize)
+    count = slabs.slab_bytes(max(linear.slab_weights for linear in blocks), dtype.itemsize)
     scratch = torch.empty(count, dtype=torch.uint8, device=next(blocks[0].buffers()).device)
     for linear in linears:
         linear.scratch = scratch
@@ -207,15 +323,17 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
     quantization = files.config.get("quantization_config") or files.text_config.get("quantization_config") or {}
     method = quantization.get("quant_method", nf4.quant_method) if isinstance(quantization, dict) else quantization
     in_8_bit = method == nf4.quant_method and quantization and not quantization.get("load_in_4bit")
-    readable = (fp8_source.METHOD, *(module.quant_method for module in FORMATS.values()))
+    readable = tuple(module.quant_method for module in FORMATS.values())
     if in_8_bit or method not in readable:
         what = "bitsandbytes (8-bit)" if in_8_bit else f"{method!r}"
         if isinstance(quantization, dict) and isinstance(algorithm := quantization.get("quant_algo"), str):
             what += f" ({algorithm})"
-        step = f"Use {', '.join(FORMATS)}, fp8 or bf16."
+        step = stored_format.INSTEAD.get(str(method)) or f"Use {', '.join(FORMATS)} or bf16."
         raise LocalqError(name, f"the weights are quantized with {what[:80]}, which is not supported", step)
     if isinstance(quantization, dict) and (variant := stored_format.unreadable(quantization)):
-        raise LocalqError(name, f"the weights are {variant}", "Use a different repository for this model.")
+        raise LocalqError(
+            name, f"the weights use an unsupported format: {variant}", "Use a different repository for this model."
+        )
     return found
 
 
@@ -242,8 +360,12 @@ def _format(files: ModelFiles, assignment: weights.Assignment) -> str:
     """Return `LoadedModel.format`."""
     if files.kind == "gguf":
         return "gguf"
-    if files.quantization.get("quant_method") == fp8_source.METHOD:
+    method = files.quantization.get("quant_method")
+    if method == fp8_source.METHOD:
         return fp8_source.METHOD
+    stated = format_facts.of_method(method)
+    if stated is not None and stated.name in assignment.formats:  # others may be beside it
+        return stated.name
     return assignment.format or {"bfloat16": "bf16", "float16": "fp16"}.get(_stored_dtype(files), "fp32")
 
 

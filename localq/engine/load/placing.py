@@ -9,8 +9,8 @@ from localq.engine.arena import Arena, arena_bytes
 from localq.errors import ExitCode, LocalqError
 from localq.planner.placement import Placement
 
-HEAD, TABLE = "lm_head", "embed_tokens.weight"
-LARGE = (TABLE, f"{HEAD}.weight")  # allocated separately
+HEAD, TABLE, INPUT_TABLE = "lm_head", "embed_tokens.weight", "embed_tokens_per_layer.weight"
+LARGE = (TABLE, f"{HEAD}.weight", INPUT_TABLE)  # allocated separately
 
 
 class Destinations:
@@ -27,7 +27,7 @@ class Destinations:
         """Place a tensor of the checkpoint as the parameter `target`, in `dtype`."""
         if not self.packed:
             return stored.to(dtype, copy=True, memory_format=torch.contiguous_format)  # it may be a view of the file
-        if target == TABLE and self.placement.embed == "host":
+        if {TABLE: self.placement.embed, INPUT_TABLE: self.placement.input_table}.get(target) == "host":
             return _pin(stored.to(device="cpu", dtype=dtype))
         if target in LARGE:
             return stored.to(dtype).to(self.device)

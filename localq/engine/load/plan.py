@@ -15,6 +15,7 @@ from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
 from localq.planner import checkpoints, footprint, placement, ram
 from localq.planner import plan as memory_plan
+from localq.planner.draft_shape import DraftShape
 from localq.planner.load_options import LoadOptions
 
 LESS = "Use a smaller model or a shorter context (--ctx), or close other programs."
@@ -28,11 +29,13 @@ def plan_load(
     dtype: torch.dtype,
     held: vram.VramBudget | None,
     scheme: str = "",
+    draft: DraftShape | None = None,
 ) -> tuple[memory_plan.Plan, vram.VramBudget | None]:
     """Plan context length, placement and ledger; exit 3 when the model does not fit. Limits the allocator on a GPU.
 
-    block_bytes: exact bytes of all weights but embedding and head; scheme: of `stored_format.scheme_in`. Where
-    `options.force` has a plan that does not fit, nothing is limited and `held` is no hard budget any more.
+    block_bytes: exact bytes of all weights but embedding and head; scheme: of `stored_format.scheme_in`; draft: a model
+    that will be loaded beside it. Where `options.force` has a plan that does not fit, nothing is limited and `held` is
+    no hard budget any more.
     """
     packed, name = held is not None, options.name or files.name
     plan = memory_plan.plan(
@@ -43,7 +46,7 @@ def plan_load(
         ),
         assignment.format or "bf16",
         _ram(dtype, block_bytes) if held is None else held.budget,
-        wishes=_wishes(options, assignment, name),
+        wishes=replace(_wishes(options, assignment, name), draft=draft),
         weights=block_bytes,
         name=name,
         itemsize=dtype.itemsize,
@@ -83,14 +86,22 @@ def _ram(dtype: torch.dtype, block_bytes: int) -> ram.Ram:
 def _wishes(options: LoadOptions, assignment: weights.Assignment, name: str) -> placement.Wishes:
     """Return the user's wishes, with what the files decide: a quantized head stays as stored."""
     wishes = options.wishes
-    head = assignment.quantized.get(HEAD)
-    if head is not None and assignment.head is None:  # a stored head can be made anew (`placement.STORED`)
-        kept = head.format if head.format in weights.HEAD_FORMATS else "16"
+    kept = kept_head(assignment)
+    if kept is not None:
         if wishes.head not in ("auto", kept):
-            why = f"the files store the head as {head.format.upper()}, not as {placement.HEAD_NAMES[wishes.head]}"
+            stored = assignment.quantized[HEAD].format.upper()
+            why = f"the output head is stored as {stored}, not as {placement.HEAD_NAMES[wishes.head]}"
             raise usage_error("--head", why, "Remove --head.")
         wishes = replace(wishes, head=kept)
     return wishes
+
+
+def kept_head(assignment: weights.Assignment) -> str | None:
+    """The value of `Placement.head` for a quantized head that stays as it is; None for one that can be made anew."""
+    head = assignment.quantized.get(HEAD)
+    if head is None or assignment.head is not None:  # (`placement.STORED`)
+        return None
+    return head.format if head.format in weights.HEAD_FORMATS else "16"
 
 
 def _freeing(held: vram.VramBudget) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from localq.engine.load.expert_pieces import LINEARS, PARTS, ExpertPiece, ExpertPieces
+from localq.engine.load.expert_pieces import LINEARS, ExpertPiece, ExpertPieces
 from localq.engine.load.stacks import AnyStack, JoinedStack
 from localq.engine.load.weights import Assignment, QuantizedSource
 from localq.formats.checkpoint import Checkpoint
@@ -20,6 +20,8 @@ from localq.formats.experts import kernel as expert_kernel
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts, SharedExpertMixture, StackedExpert
 from localq.models.layers import ACTIVATIONS, GatedMLP
+
+PARTS = Experts.parts
 
 
 def append(model: Decoder, assignment: Assignment, checkpoint: Checkpoint) -> Assignment:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from localq.engine.load import expert_pieces, heads, stacks
 from localq.engine.load.expert_pieces import DENSE_DTYPES
-from localq.engine.load.placing import HEAD, LARGE, TABLE, Destinations
+from localq.engine.load.placing import HEAD, INPUT_TABLE, LARGE, TABLE, Destinations
 from localq.engine.load.shared import SharedTensors
 from localq.errors import LocalqError, bad_file
-from localq.formats import FORMATS, gguf, owner, shared_names
+from localq.formats import FORMATS, gguf, keys, owner, placed_bytes, shared_names
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.linear import SlabLinear
 from localq.models.decoder import Decoder
@@ -32,7 +32,7 @@ HEAD_FORMATS = ("nf4", "gguf")  # a head in another format is dequantized: `plac
 STORED_HEADS = (gguf,)  # formats of which `placement` plans a head as it is stored
 _AGAIN = "Download the model again; if the error persists, the published files are inconsistent."
 # A download is not the cause: the files are as their maker wrote them.
-_OTHER = "Without them its replies may be wrong. Use a different repository for this model."
+_OTHER = "Without them, the output would be incorrect. Use a different repository for this model."
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,14 @@ class Assignment:
 
     @property
     def format(self) -> str | None:
-        """The quantized format in use, None without one."""
+        """The quantized format in use, the first of several; None without one."""
+        return next(iter(self.formats), None)
+
+    @property
+    def formats(self) -> dict[str, None]:
+        """All of them, in order."""
         found: tuple[QuantizedSource | stacks.AnyStack, ...] = (*self.quantized.values(), *self.stacks.values())
-        return next((each.format for each in found if each.format), None)
+        return dict.fromkeys(each.format for each in found if each.format)
 
 
 def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str | None], name: str) -> Assignment:
@@ -94,7 +99,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
         target = rename(f"{entry.prefix}.weight")
         if target == f"{HEAD}.weight" and entry.module in STORED_HEADS:
             assignment.head = entry
-            assignment.head_bytes = sum(entry.module.placed_bytes(checkpoint.tensors, entry.prefix))
+            assignment.head_bytes = sum(placed_bytes(entry.module, checkpoint, entry.prefix))
         if target is not None and target not in model.redundant:
             assignment.quantized[target.removesuffix(".weight")] = entry
     for key in checkpoint.tensors:
@@ -119,8 +124,13 @@ def _quantized_source(checkpoint: Checkpoint, key: str) -> QuantizedSource | Non
         return None
     format, prefix = found
     module = FORMATS[format]
-    keys = tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in checkpoint.tensors)
-    return QuantizedSource(format, module, prefix, keys, shared_names(module, checkpoint.tensors, prefix))
+    return QuantizedSource(
+        format,
+        module,
+        prefix,
+        keys(module, checkpoint.tensors, prefix),
+        shared_names(module, checkpoint.tensors, prefix),
+    )
 
 
 def _is_idle(checkpoint: Checkpoint, key: str, target: str, parameters: Collection[str]) -> bool:
@@ -138,8 +148,12 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name:
     sources = {f"{path}.weight" for path in assignment.quantized} | {*assignment.dense, *assignment.stacks}
     if missing := [parameter for parameter in wanted if parameter not in sources]:
         if missing == [f"{HEAD}.weight"]:
-            why = "config.json specifies an output head separate from the embedding, but the files contain none"
-            raise bad_file(name, why, 'If the model shares them, set "tie_word_embeddings" to true in config.json.')
+            why = "config.json specifies a separate output head, but the weight files do not contain one"
+            raise bad_file(
+                name,
+                why,
+                'If the output head shares the embedding weights, set "tie_word_embeddings" to true in config.json.',
+            )
         raise bad_file(name, f"{len(missing)} weights are missing (first: {missing[0]!r})", _AGAIN)
     if unknown := [source for source in sorted(sources) if source not in wanted]:
         why = f"{len(unknown)} tensors do not belong to this architecture (first: {unknown[0][:80]!r})"
@@ -150,9 +164,9 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name:
         if target in model.transposed:
             shape = (*shape[:-2], shape[-1], shape[-2])
         if info.shape != shape:
-            raise bad_file(name, f"{key!r} has shape {list(info.shape)}, expected {list(shape)}", _AGAIN)
+            raise bad_file(name, f"{key!r} has shape {list(info.shape)}; expected {list(shape)}", _AGAIN)
         if info.dtype not in DENSE_DTYPES:
-            raise bad_file(name, f"{key!r} has the unsupported dtype {info.dtype}")
+            raise bad_file(name, f"{key!r} has unsupported dtype {info.dtype}")
     for path, entry in assignment.quantized.items():
         if not isinstance(model.get_submodule(path), nn.Linear):
             raise bad_file(name, f"{path!r} is quantized but is not a linear layer", _AGAIN)
@@ -180,7 +194,7 @@ def block_sizes(
         if path == HEAD:
             continue
         if packed and not _is_plain(model, path):
-            sizes += entry.module.placed_bytes(checkpoint.tensors, entry.prefix)
+            sizes += placed_bytes(entry.module, checkpoint, entry.prefix)
         else:
             sizes.append(shapes[f"{path}.weight"].numel() * dtype.itemsize)
     if packed:
@@ -192,11 +206,12 @@ def block_sizes(
 
 def weight_bytes(model: Decoder) -> dict[str, int]:
     """Return the device bytes of "weights" of the blocks as stored, "embedding", and a separate "head"."""
-    table, device = model.embed_tokens.weight, model.norm.weight.device
+    device = model.norm.weight.device
+    tables = [each for name, each in model.named_parameters() if name in (TABLE, INPUT_TABLE)]
     head = 0 if model.lm_head is None else _bytes(model.lm_head)
     return {
-        "weights": _bytes(model) - table.nbytes - head - padding_bytes(model),
-        "embedding": table.nbytes if table.device == device else 0,
+        "weights": _bytes(model) - sum(each.nbytes for each in tables) - head - padding_bytes(model),
+        "embedding": sum(each.nbytes for each in tables if each.device == device),
         "head": head,
     }
 

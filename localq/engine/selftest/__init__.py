@@ -3,9 +3,9 @@
 A new driver, bad memory or a broken build gives wrong words, not an error; the test costs about a second, once. What
 passed is remembered (`kernels.selftest_results`); what failed is tested again at every load, so that a cure shows.
 
-`checks.py` lists the checks, `formats.py` has those of matrices, `experts.py`, `codebook_experts.py`, `search.py` and
-`replies.py` the others, `compare.py` the bounds. Called by `engine.load` and `engine.patch_transformers`. Open
-`checks.py` first.
+`checks.py` lists the checks, `formats.py` has those of matrices, `experts.py`, `codebook_experts.py`,
+`gguf_experts.py`, `search.py` and `replies.py` the others, `compare.py` the bounds. Called by `engine.load` and
+`engine.patch_transformers`. Open `checks.py` first.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def ensure(
     if failed:
         raise LocalqError(
             "GPU",
-            f"the kernel {failed} gives wrong results on {here.gpu} with driver {here.driver or 'unknown'} ({why})",
-            "Update the driver, or use --device cpu. If an update does not help, report this as a bug.",
+            f"the kernel {failed} produces wrong results on {here.gpu} with driver {here.driver or 'unknown'} ({why})",
+            "Update the driver, or use --device cpu. If that does not help, report this as a bug.",
             ExitCode.NO_DEVICE,
         )
     return (note,) if note else ()

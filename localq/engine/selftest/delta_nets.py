@@ -130,6 +130,14 @@ def expected(case: DeltaCase) -> tuple[Tensor, Tensor, Tensor]:
     Token by token; rounded to the type of the operands where the kernels round. b in f64 is of `delta_decode`, which
     does not round beta.
     """
+    weights, beta = case.weights, torch.sigmoid(case.write.double())
+    beta = beta if case.write.dtype == torch.float64 else beta.to(case.inputs.dtype).double()
+    kept = torch.exp(weights.rates.double() * F.softplus(case.decay.double() + weights.offsets.double()))
+    return after(case, beta, kept)
+
+
+def after(case: DeltaCase, beta: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `expected`, with beta and exp(g) f64 [T, heads] instead of the `write` and `decay` of `case`."""
     weights, dtype, tokens = case.weights, case.inputs.dtype, case.inputs.shape[0]
     heads, shared = weights.value_heads, weights.value_heads // weights.key_heads
 
@@ -145,9 +153,6 @@ def expected(case: DeltaCase) -> tuple[Tensor, Tensor, Tensor]:
     q, k = (each * (each.square().sum(2, keepdim=True) + EPSILON).rsqrt() for each in (q, k))
     q, k = (each.repeat_interleave(shared, 1) for each in (q * DIM**-0.5, k))
     v = v.view(tokens, heads, DIM)
-    beta = torch.sigmoid(case.write.double())
-    beta = beta if case.write.dtype == torch.float64 else rounded(beta)
-    kept = torch.exp(weights.rates.double() * F.softplus(case.decay.double() + weights.offsets.double()))
     matrix, rows = case.matrix.double(), []
     for at in range(tokens):
         matrix = matrix * kept[at, :, None, None]

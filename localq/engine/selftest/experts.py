@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from localq.engine.selftest.compare import HALF, Mismatch, near, normal
 from localq.formats import mxfp4 as mxfp4_format
 from localq.formats import nf4 as nf4_format
+from localq.formats.experts import grouped
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack
 from localq.kernels.gemv import Norm
@@ -18,12 +19,12 @@ from localq.kernels.gemv import Norm
 EXPERTS, ACTIVE, OUT, COLUMNS = 5, 3, 38, 704  # no whole units; five steps and a half
 
 
-def stacks(device: torch.device) -> Iterator[tuple[Stack, Tensor]]:
+def stacks(device: torch.device, out: int = OUT) -> Iterator[tuple[Stack, Tensor]]:
     """One of each format on the device, and its weights f32 [E, out, in] on the CPU."""
-    shape = (EXPERTS, OUT, COLUMNS)
-    tall = (EXPERTS * OUT, COLUMNS)
+    shape = (EXPERTS, out, COLUMNS)
+    tall = (EXPERTS * out, COLUMNS)
     packed = mxfp4_format.sample(tall, 1)
-    blocks, scales = packed.codes.view(EXPERTS, OUT, -1, 16), packed.scales.view(EXPERTS, OUT, -1)
+    blocks, scales = packed.codes.view(EXPERTS, out, -1, 16), packed.scales.view(EXPERTS, out, -1)
     yield Mxfp4Stack(blocks.to(device), scales.to(device)), mxfp4_format.dequantize(packed, torch.float32).view(shape)
     coded = nf4_format.sample(tall, 3)
     operand = nf4_format.Linear(coded.to(device)).operand()
@@ -78,7 +79,7 @@ def _check_route(logits: Tensor, weights: Tensor, chosen: Tensor) -> None:
     """Logits on the CPU: no two are equal, or the lower comes first."""
     order = sorted(range(logits.numel()), key=lambda expert: (-float(logits[expert]), expert))[: chosen.numel()]
     if chosen.tolist() != order:
-        raise Mismatch(f"selected experts {chosen.tolist()}, expected {order}")
+        raise Mismatch(f"selected experts {chosen.tolist()}; expected {order}")
     exact = torch.softmax(logits[order].double(), 0)
     near(weights, exact, exact)
 
@@ -114,4 +115,58 @@ def router(device: torch.device) -> None:
             share = torch.sigmoid(x.double() @ gate.double().T)[0]
             near(weights[4:].to(HALF), share, 1 + share)  # the logit is rounded, too
             if chosen[4] != 33:
-                raise Mismatch(f"the shared expert is number {int(chosen[4])}, expected 33")
+                raise Mismatch(f"the shared expert is number {int(chosen[4])}; expected 33")
+
+
+def _entries(device: torch.device) -> tuple[Tensor, grouped.Entries, Tensor]:
+    """Experts int64 [83, 2] of tokens, of which one has none and one more than a tile; sorted; places [83, 2]."""
+    tokens = torch.arange(83)
+    chosen = torch.stack([tokens % 13 // 12 + 3, tokens % 2], 1)
+    entries = grouped.experts_sort(chosen.to(device), EXPERTS)
+    return chosen, entries, entries.places.cpu().long().view(chosen.shape)
+
+
+def sort_entries(device: torch.device) -> None:
+    """Every entry has a place among those of its expert."""
+    chosen, entries, places = _entries(device)
+    counts = chosen.flatten().bincount(minlength=EXPERTS)
+    ends = [counts.cumsum(0), (-(-counts // grouped.TILE)).cumsum(0)]
+    by_place = places.flatten().argsort()
+    if sorted(places.flatten().tolist()) != list(range(len(by_place))):
+        raise Mismatch("two entries have the same position")
+    if not chosen.flatten()[by_place].equal(chosen.flatten().sort().values):
+        raise Mismatch("entries are not sorted by expert")
+    if not (entries.rows.cpu().equal((by_place // 2).int())):
+        raise Mismatch("entries refer to the wrong tokens")
+    if [entries.ends.tolist(), entries.tile_ends.tolist()] != [each.tolist() for each in ends]:
+        raise Mismatch("the expert ranges end at the wrong positions")
+
+
+def gemm(device: torch.device) -> None:
+    """Gate and up of tokens with biases; down of entries."""
+    out, bias = 48, normal(EXPERTS, 48, seed=9).to(HALF)
+    chosen, entries, places = _entries(device)
+    x, by_place = normal(len(chosen), COLUMNS, seed=7).to(HALF), normal(entries.count, COLUMNS, seed=8).to(HALF)
+    for stack, dense in stacks(device, out):
+        weight = dense[chosen].double()
+        gated = torch.full((entries.count, out // 2), torch.nan, dtype=HALF, device=device)
+        grouped.experts_gemm(x.to(device), stack, bias.to(device), entries, gate=grouped.Gate(), out=gated)
+        both = torch.einsum("tkoi,ti->tko", weight, x.double()) + bias[chosen].double()
+        sizes = torch.einsum("tkoi,ti->tko", weight.abs(), x.double().abs()) + bias[chosen].double().abs()
+        (g, u), (gs, us) = both.chunk(2, -1), sizes.chunk(2, -1)
+        near(gated.cpu()[places], F.silu(g) * u, 3 * (gs * u.abs() + (g.abs() + 1) * us))
+        each = torch.full((entries.count, out), torch.nan, dtype=HALF, device=device)
+        grouped.experts_gemm(by_place.to(device), stack, None, entries, gate=None, out=each)
+        given = by_place[places].double()
+        exact, sizes = (torch.einsum("tkoi,tki->tko", *of) for of in ((weight, given), (weight.abs(), given.abs())))
+        near(each.cpu()[places], exact, sizes)
+
+
+def sum_entries(device: torch.device) -> None:
+    """Weighted sums of two entries of each token."""
+    _, entries, places = _entries(device)
+    each, weights = normal(entries.count, OUT + 2, seed=5).to(HALF), normal(len(places), 2, seed=6).abs()
+    out = torch.full((len(places), OUT + 2), torch.nan, dtype=HALF, device=device)
+    grouped.experts_sum(each.to(device), entries, weights.to(device), out)
+    parts = weights.double()[..., None] * each[places].double()
+    near(out, parts.sum(1), parts.abs().sum(1))

@@ -42,7 +42,7 @@ class Known:
         """What is wrong with the result of a search; empty where nothing is."""
         codes, errors, tails = self.search(beam)
         if not torch.equal(codes, self.codes):
-            return f"{int((codes != self.codes).sum())} codes differ from those that the weights were built from"
+            return f"{int((codes != self.codes).sum())} codes differ from the ones used to build the weights"
         for name, got, expected in (("errors", errors, self.errors), ("tails", tails, self.left)):
             off = float((got - expected).abs().max())
             if not off <= 1e-4:
@@ -100,5 +100,5 @@ def why_no_adjoint(matrix: Tensor, codes: Tensor, stride: int, length: int) -> s
         # a sum of n terms is rounded n times, each time by no more than 2^-24 of their sizes
         excess = (got[:, lag * stride : end] - wanted).abs() - 2.0**-24 * terms * sizes
         if not bool((excess <= 0).all()):
-            return f"sums are off by {float(excess.max()):.3g} more than rounding can explain"
+            return f"the rounding error of a sum exceeds its bound by {float(excess.max()):.3g}"
     return ""

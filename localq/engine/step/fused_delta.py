@@ -4,22 +4,31 @@
     delta   b and a of norm(x), convolution, delta rule, norm and gate; the state moves on by the token
     o       + residual (`fused.py`)
 
+A step with drafts replays the accepted tokens of the drafts before, moves the state on by its first token, and keeps
+the inputs of the drafted ones. So does the step of one token behind it; a plain step knows nothing of drafts.
+
 The state is updated in place, so a warm-up or a capture leaves one that must be cleared.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from localq.engine.step.launch import Launch
 from localq.engine.step.operands import known, operand, product_launch
+from localq.engine.step.rows import StepBuffers, row_products
 from localq.kernels import delta_net
 from localq.kernels.delta_net import DeltaWeights
 from localq.kernels.gemv import Norm
 from localq.kernels.operand import share_tables
 from localq.models.gated_delta_net import DeltaShape, GatedDeltaNet
-from localq.models.layers import LayerState
+from localq.models.layers import DraftedInputs, LayerState
+
+NOWHERE = 2**62  # position of the first drafted token where there is none
 
 
 def why_not(shape: DeltaShape) -> str:
@@ -28,45 +37,71 @@ def why_not(shape: DeltaShape) -> str:
 
 
 class DeltaLaunches:
-    """What the gated delta nets of all layers share: buffers, allocated at once, and how their launches are made.
+    """What the gated delta nets of all layers share in a step of `rows` rows, and how their launches are made.
 
-    out   T [1, value heads * value_dim], what the way out reads
+    out   T [rows, value heads * value_dim], what the way out reads
     """
 
-    def __init__(self, shape: DeltaShape, dtype: torch.dtype, device: torch.device) -> None:
-        width = shape.value_heads * shape.value_dim
-        self._shape = shape
-        self._inputs = torch.zeros(1, shape.channels + width, dtype=dtype, device=device)
-        self.out = torch.zeros(1, width, dtype=dtype, device=device)
-        self._workspace = delta_net.DeltaWorkspace(shape.key_heads, shape.value_heads, device)
-        self._derived: list[Tensor] = []
+    def __init__(
+        self,
+        shape: DeltaShape,
+        dtype: torch.dtype,
+        position: Tensor,
+        buffers: StepBuffers,
+        rows: int = 1,
+        replays: bool = False,
+    ) -> None:
+        """position i64 [1]: of the first row. replays: a step of one row replays drafted tokens, too."""
+        width, device = shape.value_heads * shape.value_dim, position.device
+        self._shape, self._position, self._buffers, self._rows = shape, position, buffers, rows
+        self._is_plain = rows == 1 and not replays
+        self._inputs = buffers.take("delta_inputs", rows, shape.channels + width, dtype, device)
+        self.out = buffers.take("delta_out", rows, width, dtype, device)
+        self._workspace = buffers.delta_workspace(shape.key_heads, shape.value_heads, device)
+        self._replays: list[Callable[[], None]] = []
 
-    def bytes(self) -> int:
-        """Device memory of the buffers, and of what is derived from the weights of a layer."""
-        own = sum(each.nbytes for each in (self._inputs, self.out, *self._derived))
-        return own + self._workspace.bytes()
-
-    def of(self, part: GatedDeltaNet, x: Tensor, norm: Norm, state: LayerState) -> list[Launch]:
-        """out = what the heads of `part` read for norm(x) T [1, hidden], normed and gated; `state` moves on."""
-        shape, out, workspace = self._shape, self.out, self._workspace
+    def of(self, part: GatedDeltaNet, x: Tensor, norm: Norm, state: LayerState, drafted: DraftedInputs) -> list[Launch]:
+        """out = what the heads of `part` read for norm(x) T [rows, hidden], normed and gated; `state` moves on."""
+        out, workspace, weights = self.out, self._workspace, self._weights(part)
         wide = share_tables([known(operand(each)) for each in (part.in_proj_qkv, part.in_proj_z)])
-        rows = part.in_proj_b.weight.detach(), part.in_proj_a.weight.detach()
-        inputs, gates = torch.split(self._inputs, [shape.channels, out.shape[1]], 1)
-        weights = self._weights(part)
+        pair = part.in_proj_b.weight.detach(), part.in_proj_a.weight.detach()
+        inputs, gates = torch.split(self._inputs, [self._shape.channels, out.shape[1]], 1)
+        operands = (inputs, gates, x, norm, *pair, weights, state.columns, state.matrix)
+        if self._is_plain:
+            rule = partial(delta_net.delta_decode, *operands, workspace, out=out)
+            moved = delta_net.delta_decode_bytes(weights, x.shape[1])
+        else:
+            rule = partial(delta_net.delta_verify, *operands, drafted, self._position, workspace, out=out)
+            moved = delta_net.delta_verify_bytes(weights, x.shape[1], self._rows)
+            replay = partial(delta_net.delta_replay, weights, state.columns, state.matrix, drafted, workspace)
+            self._replays.append(replay)
+        launch = Launch("delta", rule, lambda live: moved)
+        if self._rows == 1:
+            return [product_launch("qkv", x, wide, self._inputs, norm=norm), launch]
+        return [*row_products("qkv", x, wide, self._inputs, self._buffers, norm=norm), launch]
 
-        def rule() -> None:
-            delta_net.delta_decode(
-                inputs, gates, x, norm, *rows, weights, state.columns, state.matrix, workspace, out=out
-            )
+    def end(self) -> list[Launch]:
+        """Behind the last layer: tell the next launch where the drafted tokens of this step begin."""
+        if self._rows == 1:
+            return []
+        first, position = self._workspace.first_drafted, self._position
+        return [Launch("delta", lambda: torch.add(position, 1, out=first), lambda live: 16)]
 
-        moved = delta_net.delta_decode_bytes(weights, x.shape[1])
-        return [
-            product_launch("qkv", x, wide, self._inputs, norm=norm),
-            Launch("delta", rule, lambda live: moved),
-        ]
+    def forget(self) -> None:
+        """Let the next step replay nothing."""
+        self._workspace.first_drafted.fill_(NOWHERE)
+
+    def replay(self, count: int) -> None:
+        """Move all states on by the first `count` drafted tokens, without a step."""
+        torch.add(self._workspace.first_drafted, count, out=self._workspace.accepted)
+        for replay in self._replays:
+            replay()
 
     def _weights(self, part: GatedDeltaNet) -> DeltaWeights:
-        taps = part.conv1d.weight.detach().view(self._shape.channels, self._shape.kernel)
-        rates, offsets = -part.A_log.detach().float().exp(), part.dt_bias.detach().float().clone()
-        self._derived += [rates, offsets]
-        return DeltaWeights(taps, rates, offsets, part.norm.weight.detach(), part.norm.eps, self._shape.key_heads)
+        found = self._buffers.delta_weights
+        if part.layer not in found:
+            taps = part.conv1d.weight.detach().view(self._shape.channels, self._shape.kernel)
+            rates, offsets = -part.A_log.detach().float().exp(), part.dt_bias.detach().float().clone()
+            norm = part.norm.weight.detach()
+            found[part.layer] = DeltaWeights(taps, rates, offsets, norm, part.norm.eps, self._shape.key_heads)
+        return found[part.layer]

@@ -1,6 +1,7 @@
 """The launches of mixtures in a decode step: router, gate and up of the chosen experts, down with their weighted sum.
 
-    router    x -> norm -> logits -> the chosen experts and their weights, which stay on the device
+    router    x -> norm -> logits -> the chosen experts and their weights, which stay on the device; where sigmoids
+              weigh, a product and, in torch, the choice
     gate_up   x -> norm -> gated(gate, up) of every chosen expert
     down      + residual; of vq2 what goes into it is rotated first, by the same launch
 
@@ -13,36 +14,25 @@ A graph of them stays the same whatever is chosen. Their bytes are those of the 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from localq.engine.step.launch import Launch
-from localq.engine.step.operands import known, operand, product_launch
-from localq.formats import mxfp4, nf4
-from localq.formats.codebooks.experts_kernel import VqStack
+from localq.engine.step.operands import dense_operand, known, operand, product_launch
+from localq.formats import gguf, mxfp4, nf4
 from localq.formats.codebooks.linear import VqLinear
-from localq.formats.expert_linears import LinearStack
+from localq.formats.expert_linears import LinearStack, stack_of
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts import stacks
 from localq.formats.linear import SlabStack
+from localq.formats.table_stack import TableStack
 from localq.kernels.gemv import Norm
 from localq.models.config import DecoderConfig
-from localq.models.experts import Experts, Mixture, PackedStack, SharedExpertMixture, StackedExpert
+from localq.models.decoder import Block, Decoder
+from localq.models.experts import Experts, Mixture, PackedStack, SharedExpertMixture, SigmoidRouter, StackedExpert
 from localq.models.layers import GatedMLP
-
-
-def stack_of(part: nn.Parameter | PackedStack) -> stacks.Stack | None:
-    """The matrices of a layer's experts as the kernels take them; None for a format that has no kernel."""
-    if isinstance(part, Tensor):
-        return part.detach()
-    if isinstance(part, LinearStack):
-        return part.stack
-    if not isinstance(part, SlabStack):
-        return None
-    if isinstance(part.tall, mxfp4.Linear):
-        blocks = part.tall.codes.view(part.count, part.out_features, -1, mxfp4.BLOCK // 2)
-        return stacks.Mxfp4Stack(blocks, part.tall.scales.view(blocks.shape[:3]))
-    return stacks.Nf4Stack(part.tall.operand(), part.count) if isinstance(part.tall, nf4.Linear) else None
 
 
 def stack_of_one(linear: nn.Module, dtype: torch.dtype) -> stacks.Stack | None:
@@ -50,7 +40,7 @@ def stack_of_one(linear: nn.Module, dtype: torch.dtype) -> stacks.Stack | None:
     found: stacks.Stack | None = None
     if getattr(linear, "bias", None) is not None:
         return None
-    if isinstance(linear, VqLinear):
+    if isinstance(linear, VqLinear | gguf.Linear):
         found = LinearStack([[linear]]).stack
     elif isinstance(linear, mxfp4.Linear) or (isinstance(linear, nf4.Linear) and not linear.tiled):
         found = stack_of(SlabStack(linear, 1))
@@ -75,6 +65,22 @@ def multiplied(mixture: Mixture) -> int:
     return entries(mixture) if _is_stacked(mixture) else mixture.router.active
 
 
+def has_sigmoids(model: Decoder) -> bool:
+    """Whether routers of the model weigh by sigmoids."""
+    return any(isinstance(each.router, SigmoidRouter) for each in _mixtures(model))
+
+
+def has_two_types(model: Decoder) -> bool:
+    """Whether gates and ups lie in two types of GGUF blocks, which takes a launch and a buffer more."""
+    stacks = [stack_of(each.experts.gate_up_proj) for each in _mixtures(model)]
+    return any(isinstance(stack, expert_kernel.GgufStack) and stack.has_two_types for stack in stacks)
+
+
+def _mixtures(model: Decoder) -> list[Mixture]:
+    parts = [cast(nn.Module, block.mlp) for block in model.layers if isinstance(block, Block)]
+    return [part for part in parts if isinstance(part, Mixture)]
+
+
 def _is_stacked(mixture: Mixture) -> bool:
     return isinstance(mixture, SharedExpertMixture) and isinstance(mixture.shared_expert, StackedExpert)
 
@@ -86,7 +92,7 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
         most = f"at most {expert_kernel.MOST_CHOSEN} of {expert_kernel.MOST_EXPERTS}"
         count = f"{router.active} of {experts.count} experts"
         if entries(mixture) > router.active:
-            count += " and a shared one"
+            count += " and a shared expert"
         return f"no kernel supports {count} per token ({most})"
     for part in (experts.gate_up_proj, experts.down_proj):
         if (stack := stack_of(part)) is None:
@@ -95,9 +101,13 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
             stacks.check_stack("experts", stack, dtype, router.weight.device)
         except ValueError as error:
             return f"no kernel supports these {error}"
+        biases = experts.gate_up_proj_bias, experts.down_proj_bias
+        plain = biases == (None, None) and experts.gate == "silu" and not experts.interleaved
+        if isinstance(stack, TableStack) and not plain:
+            return "no kernel supports experts with these biases and gates in this format"
         if part is experts.down_proj and not expert_kernel.has_room(stack, multiplied(mixture)):
             columns = stacks.shape_of(stack)[2]
-            return f"{multiplied(mixture)} experts of {columns} columns exceed the input buffer of every kernel"
+            return f"{multiplied(mixture)} experts with {columns} columns each do not fit in any kernel's input buffer"
     return _why_not_turned(experts)
 
 
@@ -119,21 +129,33 @@ class ExpertLaunches:
     weights, chosen   of the chosen experts, followed by a shared one
     """
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, shared: bool = False) -> None:
-        """shared: some mixture has a shared expert."""
+    def __init__(
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        shared: bool = False,
+        sigmoid: bool = False,
+        two_types: bool = False,
+    ) -> None:
+        """shared: some mixture has a shared expert. sigmoid: routers are of that kind. two_types: gates and ups of some
+        are in two types of blocks."""
         active = config.experts_active + shared
         self.weights = torch.zeros(active, dtype=torch.float32, device=device)
         self.chosen = torch.zeros(active, dtype=torch.int32, device=device)
         self.workspace = expert_kernel.router_workspace(config.experts, device)
         self.gated = torch.zeros(active, config.expert_width, dtype=dtype, device=device)
+        self._gates = torch.zeros(self.gated.shape, dtype=torch.float32, device=device) if two_types else None
         self._first = torch.zeros(int(shared), dtype=torch.int32, device=device)  # the choice among one
         self._gate = torch.zeros(int(shared), dtype=dtype, device=device)
+        self._logits = torch.zeros(1, config.experts if sigmoid else 0, dtype=torch.float32, device=device)
         self._tables: list[Tensor] = []  # of stacks of one matrix in codebooks
 
     def bytes(self) -> int:
         """Device memory of the buffers."""
-        buffers = (self.weights, self.chosen, self.workspace, self.gated, self._first, self._gate, *self._tables)
-        return sum(each.nbytes for each in buffers)
+        buffers = (self.weights, self.chosen, self.workspace, self.gated, self._first, self._gate, self._logits)
+        gates = 0 if self._gates is None else self._gates.nbytes
+        return sum(each.nbytes for each in (*buffers, *self._tables)) + gates
 
     def of(self, mixture: Mixture, x: Tensor, norm: Norm) -> list[Launch]:
         """x T [1, hidden] += mixture(norm(x)), without a shared expert that has matrices of its own."""
@@ -146,6 +168,7 @@ class ExpertLaunches:
         signs, _ = _signs(experts.down_proj)
         of_router = (x, router.weight.detach(), _detached(router.bias), router.active)
         shared_gate = mixture.shared_expert_gate.weight.detach() if isinstance(mixture, SharedExpertMixture) else None
+        gates = None if self._gates is None else self._gates[:count]
         of_gate_up = (x, gate_up, _detached(experts.gate_up_proj_bias), chosen[:count])
         of_down = (gated, down, _detached(experts.down_proj_bias), chosen[:count], routed[:count])
 
@@ -160,6 +183,12 @@ class ExpertLaunches:
                 shared_gate=shared_gate,
             )
 
+        def choose() -> None:
+            assert isinstance(router, SigmoidRouter)
+            found, places = router.choose(self._logits)
+            routed.copy_(found[0])
+            chosen.copy_(places[0])
+
         def open_() -> None:
             expert_kernel.experts_gate_up(
                 *of_gate_up,
@@ -169,14 +198,19 @@ class ExpertLaunches:
                 out=gated,
                 alpha=experts.alpha,
                 limit=experts.limit,
+                gates=gates,
             )
 
         def close() -> None:
             expert_kernel.experts_down(*of_down, residual=x, out=x, behind_gate_up=True, signs=signs)
 
         routing, opening, closing = _bytes(mixture, gate_up, down, x, norm)
+        routes = [Launch("router", route, lambda live: routing)]
+        if isinstance(router, SigmoidRouter):
+            scores = product_launch("router", x, [dense_operand(router.weight)], self._logits, norm=norm)
+            routes = [scores, Launch("router", choose, lambda live: 2 * self._logits.nbytes)]
         return [
-            Launch("router", route, lambda live: routing),
+            *routes,
             Launch("gate_up", open_, lambda live: opening),
             Launch("down", close, lambda live: closing),
         ]
@@ -190,7 +224,7 @@ class ExpertLaunches:
         assert isinstance(shared, GatedMLP)
         stack = stack_of_one(shared.down_proj, x.dtype)
         if stack is not None:
-            if isinstance(stack, VqStack):
+            if isinstance(stack, TableStack):
                 self._tables.append(stack.table)
             signs, first = getattr(shared.down_proj, "signs", None), self._first
             moved = expert_kernel.experts_down_bytes(stack, 1, x.element_size()) + x.nbytes

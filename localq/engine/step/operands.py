@@ -58,21 +58,21 @@ def product(
     if x.shape[0] != 1 or activation is not None or residual is not None:
         raise ValueError("product: operands of different formats take one row, no activation and no residual")
     start = 0
-    for run in _runs(operands):
+    for run in runs(operands):
         width = sum(each.out_features for each in run)
         run[0].launch(x, run, norm=norm, out=out[:, start : start + width])
         start += width
 
 
-def _runs(operands: Sequence[Operand]) -> list[list[Operand]]:
+def runs(operands: Sequence[Operand]) -> list[list[Operand]]:
     """Neighbours that one launch takes, together: q and k of one type of blocks before v of another."""
-    runs: list[list[Operand]] = []
+    found: list[list[Operand]] = []
     for each in operands:
-        if runs and fusable([*runs[-1], each]):
-            runs[-1].append(each)
+        if found and fusable([*found[-1], each]):
+            found[-1].append(each)
         else:
-            runs.append([each])
-    return runs
+            found.append([each])
+    return found
 
 
 def product_launch(

@@ -167,7 +167,7 @@ class _ByteReader:
             at += 8 + length
         self.text_left -= at - self.at
         if self.text_left < 0:
-            raise self.damaged(f"the GGUF header contains more than {MAX_TEXT:,} bytes of text")
+            raise self.damaged(f"the GGUF header contains too much text (limit: {MAX_TEXT:,} bytes)")
         self.at = at
         return found
 
@@ -233,7 +233,7 @@ def _parse(cursor: _ByteReader, mtime_ns: int) -> Container:
         raise bad_file(str(cursor.path), "not a GGUF file", "Use a .gguf file or a model folder.")
     if version not in (2, 3):
         swapped = "big-endian GGUF" if version in (2 << 24, 3 << 24) else f"GGUF version {version}"
-        raise bad_file(str(cursor.path), f"{swapped} is not supported", "Use a little-endian file of GGUF version 3.")
+        raise bad_file(str(cursor.path), f"{swapped} is not supported", "Use a little-endian GGUF version 3 file.")
     tensor_count, key_count = cursor.count("tensors", MAX_TENSORS), cursor.count("keys", MAX_KEYS)
     values: dict[str, Any] = {}
     for _ in range(key_count):
@@ -253,7 +253,7 @@ def _parse(cursor: _ByteReader, mtime_ns: int) -> Container:
         block, block_bytes = BLOCKS.get(tensor.type, (32, 1))
         if tensor.shape[-1] % block and tensor.type in BLOCKS:
             raise cursor.damaged(
-                f"tensor {name!r} has rows of {tensor.shape[-1]} values, not a multiple of its block size, {block}"
+                f"tensor {name!r} has rows of {tensor.shape[-1]} values, but its block size is {block}"
             )
         if start + tensor.offset + math.prod(tensor.shape) // block * block_bytes > size:
             raise cursor.damaged(f"tensor {name!r} of shape {tensor.shape} extends beyond the end of the file")
@@ -269,7 +269,7 @@ def _directory(cursor: _ByteReader, count: int) -> list[tuple[str, RawTensor]]:
             raise cursor.damaged(f"tensor {name!r} has {dimensions} dimensions; 1 to {MAX_DIMENSIONS} are allowed")
         shape = tuple(reversed(cursor.take(f"{dimensions}Q")))
         if any(not 0 < each < 2**40 for each in shape):
-            raise cursor.damaged(f"tensor {name!r} has an invalid shape, {shape}")
+            raise cursor.damaged(f"tensor {name!r} has invalid shape {shape}")
         kind, offset = cursor.take("IQ")
         entries.append((name, RawTensor(kind, shape, offset)))
     return entries

@@ -75,11 +75,59 @@ def by_name(name: str) -> BlockType:
 
 # Types that kernels multiply from their blocks (`formats.gguf.tiles`); torch dequantizes the others for every product.
 KERNEL_TYPES = frozenset(
-    {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
+    {
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q8_0",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "IQ4_NL",
+        "IQ4_XS",
+        "NVFP4",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ2_S",
+        "IQ3_XXS",
+        "IQ3_S",
+        "IQ1_S",
+        "IQ1_M",
+        "TQ1_0",
+        "TQ2_0",
+    }
 )
+WITH_FACTORS = "NVFP4"  # the type whose matrices may have a factor beside their blocks
+FAST_TYPES = KERNEL_TYPES | {"MXFP4"}  # that one runs in the kernels of `formats.mxfp4`
 TILE_ROWS = 16  # kernels read matrices of a multiple of so many rows
 
 
 def has_kernel(name: str, rows: int) -> bool:
     """Whether kernels read a matrix of so many rows in blocks of the type `name`."""
     return name in KERNEL_TYPES and rows % TILE_ROWS == 0
+
+
+# The type of most matrices of a model with such a tag, where it is not the one that the tag names (llama.cpp,
+# src/llama-quant.cpp).
+_MOSTLY = {"IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S"}
+
+
+def tag_has_kernel(tag: str) -> bool:
+    """Whether kernels read most matrices of a model with this tag.
+
+    UD-IQ2_M is mostly IQ2_S. A tag that names no type and no mixture of _MOSTLY is judged by the types
+    that begin like it: Q4_K_M by Q4_0, Q4_1 and Q4_K. True for tags of no block type, such as F16.
+    """
+    name = tag.removeprefix("UD-")
+    name = _MOSTLY.get(name, name)
+    if name in _BY_NAME and _BY_NAME[name].is_quantized:
+        return name in FAST_TYPES
+    types = {each.name for each in BLOCK_TYPES.values() if each.is_quantized and _family(each.name) == _family(name)}
+    return not types or bool(types & FAST_TYPES)
+
+
+def _family(name: str) -> str:
+    return name.partition("_")[0]

@@ -39,6 +39,15 @@ class Facts:
             raise self.bad(key, f"has an invalid value: {value}")
         return value
 
+    def integers(self, key: str, layers: int, default: int | None = None) -> list[int]:
+        """A positive integer per layer: of a list, or the same for all."""
+        stated = self.values.get(self.full(key))
+        if not isinstance(stated, list):
+            return [self.integer(key, default)] * layers
+        if len(stated) != layers or any(type(each) is not int or each <= 0 for each in stated):
+            raise self.bad(key, f"is not a list of {layers} positive integers")
+        return stated
+
     def number(self, key: str, default: float | None = None) -> float:
         """A positive float. Files store f32: returned as its shortest decimal (1e-05, not 9.99999974e-06)."""
         value = self.get(key, (int, float), default, required=True)
@@ -46,8 +55,8 @@ class Facts:
             raise self.bad(key, f"has an invalid value: {value}")
         return shortest_f32(float(value))
 
-    def floats(self, name: str, tensor: RawTensor, count: int) -> list[float]:
-        """The values of an f32 tensor [count] that holds positive numbers of the configuration."""
+    def floats(self, name: str, tensor: RawTensor, count: int, largest: float = LARGEST) -> list[float]:
+        """The values of an f32 tensor [count] that holds positive numbers of the configuration, below `largest`."""
         path = self.container.files[tensor.file].path
         what = str(path)
         if tensor.type != _F32 or tensor.shape != (count,):
@@ -61,8 +70,10 @@ class Facts:
             raise disk.read_error(path, error) from error
         except struct.error:
             raise bad_file(what, f"tensor {name!r} is truncated", "Download the file again.") from None
-        if not all(0 < value < LARGEST for value in values):  # NaN fails every comparison
-            raise bad_file(what, f"a value of tensor {name!r} is not a positive number", "Download the file again.")
+        if not all(0 < value < largest for value in values):  # NaN fails every comparison
+            raise bad_file(
+                what, f"tensor {name!r} contains a value that is not a positive number", "Download the file again."
+            )
         return [shortest_f32(value) for value in values]
 
     def bad(self, key: str, why: str) -> LocalqError:

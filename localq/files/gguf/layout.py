@@ -2,8 +2,8 @@
 
 llama.cpp's converter interleaves the rows of q and k of llama-like models for its rotary kernel, adds 1 to norms that
 multiply by 1 + weight, and of gated delta nets stores -exp(A_log) and tiles the value heads: head 0 of every key head
-first, then head 1 (convert_hf_to_gguf.py, since 2026 conversion/llama.py, gemma.py and qwen.py). Numpy-free but
-`Order.indices`.
+first, then head 1 (convert_hf_to_gguf.py, since 2026 conversion/llama.py, gemma.py and qwen.py). Of Mamba-2 it stores
+-exp(A_log) too. Numpy-free but `Order.indices`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-INTERLEAVED = frozenset({"llama", "mistral3", "muse-glimmer", "smollm3"})  # architectures, as in GGUF
+INTERLEAVED = frozenset(  # architectures, as in GGUF
+    {"granite", "granitehybrid", "llama", "mistral3", "muse-glimmer", "smollm3"}
+)
 TILED = frozenset({"qwen35", "qwen35moe"})
+MAMBA = frozenset({"granitehybrid", "nemotron_h", "nemotron_h_moe"})
 _OFFSET_NORMS = {
     "gemma2": "norm.weight",
     "gemma3": "norm.weight",
@@ -87,6 +90,8 @@ def layout_of(architecture: str, config: dict[str, Any], name: str, rows: int) -
         return StoredLayout(rows=Order(first=2, second=rows // (2 * heads), outer=heads))
     if architecture in TILED and ".linear_attn." in name and not name.endswith(_PLAIN_NORM):
         return _of_delta_net(config, name)
+    if architecture in MAMBA:
+        return StoredLayout(negated_exp=name.endswith(".A_log"))
     if name.endswith(_OFFSET_NORMS.get(architecture, ("norm.",))) and not name.endswith(_PLAIN_NORM):
         return StoredLayout(add=-1.0)
     return AS_STORED

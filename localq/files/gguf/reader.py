@@ -37,6 +37,7 @@ class GgufModel:
     architecture  GGUF's name
     tensors       Hugging Face name -> tensor
     extra         kind -> GGUF names of tensors that generating text does not need (`files.extra_tensors`)
+    mtp           those of them that are of an MTP block, by Hugging Face name
     """
 
     files: tuple[GgufFile, ...]
@@ -46,6 +47,7 @@ class GgufModel:
     chat_template: str | None
     tensors: dict[str, GgufTensor]
     extra: dict[str, list[str]] = field(default_factory=dict)
+    mtp: dict[str, GgufTensor] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -72,7 +74,7 @@ def read_header(path: Path) -> GgufModel:
         )
     family = family_of(facts)
     config = read_config(facts, family)
-    tensors, extra = read_directory(container, family, config, predicting_blocks(facts))
+    tensors, extra, mtp = read_directory(container, family, config, predicting_blocks(facts))
     templates = (facts.values.get(key) for key in _TEMPLATES)
     return GgufModel(
         container.files,
@@ -82,6 +84,7 @@ def read_header(path: Path) -> GgufModel:
         next((template for template in templates if isinstance(template, str)), None),
         tensors,
         extra,
+        mtp,
     )
 
 

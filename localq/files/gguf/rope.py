@@ -36,7 +36,7 @@ def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
     if kind in (None, "none"):
         return None
     if kind not in ("linear", "yarn"):
-        why = f"the RoPE scaling {str(kind)[:40]!r} is not supported"
+        why = f"the RoPE scaling type {str(kind)[:40]!r} is not supported"
         raise LocalqError(str(facts.container.path), why, "Use a different GGUF file for this model.")
     factor = facts.number("rope.scaling.factor")
     if kind == "yarn":

@@ -17,7 +17,7 @@ from localq.files.gguf.binary import Container, RawTensor, read_container, read_
 PART_NAME = re.compile(
     r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.ASCII | re.IGNORECASE
 )
-_TOGETHER = "Download all its parts into one folder."
+_TOGETHER = "Download all of its parts into one folder."
 
 
 def part_paths(path: Path) -> tuple[Path, ...]:
@@ -67,7 +67,9 @@ def read_model(path: Path) -> Container:
             tensors[name] = replace(tensor, file=number)
     if len(tensors) != _integer(first, "split.tensors.count", len(tensors)):
         stated = _integer(first, "split.tensors.count")
-        raise bad_file(str(first.path), f"its parts contain {len(tensors)} tensors, not {stated}", _TOGETHER)
+        raise bad_file(
+            str(first.path), f"the parts contain {len(tensors)} tensors in total; expected {stated}", _TOGETHER
+        )
     return Container(first.values, tensors, tuple(part.files[0] for part in parts))
 
 
@@ -85,14 +87,16 @@ def _read_part(path: Path, first: Container) -> Container:
 
 def _check_exists(path: Path, number: int, count: int) -> None:
     if not path.exists():
-        raise bad_file(str(path), f"part {number} of {count} of this split model is missing", _TOGETHER)
+        raise bad_file(str(path), f"part {number} of {count} is missing from this split model", _TOGETHER)
 
 
 def _check(part: Container, number: int, first: Container) -> None:
     """Raise LocalqError (exit 8) unless `part` is the part `number` (from 0) of the model of `first`."""
     for key, expected in _stated(number, first):
         if part.values.get(key, expected if key == "general.architecture" else None) != expected:
-            why = f"not part {number + 1} of {_count(first)} of this split model: {key} is {part.values.get(key)}"
+            why = (
+                f"this is not part {number + 1} of {_count(first)} of the split model: {key} is {part.values.get(key)}"
+            )
             raise bad_file(str(part.path), f"{why}, not {expected}", _TOGETHER)
 
 
@@ -108,8 +112,8 @@ def _paths(container: Container) -> tuple[Path, ...]:
     """The parts of the model of a container, by its name. Raises LocalqError (exit 1) for a file that was renamed."""
     paths, count = part_paths(container.path), _count(container)
     if len(paths) != count:
-        why = f"one of {count} parts of a split model, but its name does not end in -00001-of-{count:05}.gguf or so"
-        raise LocalqError(str(container.path), why, "Give all parts their original names.", ExitCode.FAILURE)
+        why = f"the name of this part of a split model does not end in a part number such as -00001-of-{count:05}.gguf"
+        raise LocalqError(str(container.path), why, "Restore the original file names of all parts.", ExitCode.FAILURE)
     return paths
 
 

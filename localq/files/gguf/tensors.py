@@ -1,19 +1,22 @@
 """Tensors of a .gguf file, dequantized to float32 in the Hugging Face layout.
 
-Supported types: all that the `gguf` package dequantizes (`gguf.quants`, numpy definitions of ggml's formats).
+Supported types: all that the `gguf` package dequantizes (`gguf.quants`, numpy definitions of ggml's formats). A reader
+with torch brings a faster `Decode`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files import file_state
+from localq.files.gguf.block_types import BLOCK_TYPES, by_name
 from localq.files.gguf.directory import GgufTensor, rows_of
 from localq.files.gguf.layout import StoredLayout
 from localq.files.gguf.packing import blocks_shape
@@ -24,17 +27,24 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# Bytes of whole blocks, u8 [count], and the number of their type -> their values, f32 [count]; None for other types.
+Decode = Callable[["NDArray[np.uint8]", int], "NDArray[np.float32] | None"]
+
 PIECE_VALUES = 2**22  # of a piece of rows; 16 MiB in f32
+_MXFP4 = by_name("MXFP4")
 _JOINED = 9216  # most values of rows joined into one; 16 such rows in f32 are 590 kB
 
 
 class FileBytes:
     """The bytes of a .gguf model, readable after its files are removed. Read, not mapped: pages of a map are memory.
 
+    decode  what dequantizes blocks in place of `gguf.quants`
+
     Raises LocalqError: exit 8 for a file that is damaged or has changed, 9 for one that cannot be read.
     """
 
-    def __init__(self, model: GgufModel) -> None:
+    def __init__(self, model: GgufModel, decode: Decode | None = None) -> None:
+        self.decode = decode
         self._states = model.files
         with contextlib.ExitStack() as opened:  # all of them, or none
             self._files = [opened.enter_context(self._open(number)) for number in range(len(model.files))]
@@ -141,6 +151,46 @@ def read_blocks(tensor: GgufTensor, file: FileBytes) -> NDArray[np.uint8]:
     return blocks if order is None else blocks[order]
 
 
+def read_mxfp4(tensor: GgufTensor, file: FileBytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Codes u8 [..., out, in/32, 16] and scales u8 [..., out, in/32] of one of `packing.mxfp4_tensors`.
+
+    In the order of OpenAI's files (`formats.mxfp4`): a byte holds the weights 2i and 2i + 1 of a block, in GGUF it
+    holds i and i + 16. Raises LocalqError as `read_tensor` does.
+    """
+    import numpy as np
+
+    if not _is_stack(tensor):
+        return _mxfp4_parts(read_blocks(tensor, file))
+    experts, rows, columns = tensor.stored_shape
+    parts, blocks = tensor.parts or (tensor,), columns // _MXFP4.values
+    codes, scales = np.empty((experts, rows, blocks, 16), np.uint8), np.empty((experts, rows, blocks), np.uint8)
+    for expert, (number, part) in itertools.product(range(experts), enumerate(parts)):
+        of_one, height = rows_of(part, expert, 1), rows // len(parts)
+        data = file.read(of_one.offset, height * blocks * _MXFP4.bytes, of_one.gguf_name, of_one.file)
+        of_part = expert, slice(number, None, len(parts))
+        codes[of_part], scales[of_part] = _mxfp4_parts(data.reshape(height, -1))
+    return codes, scales
+
+
+def read_scale(tensor: GgufTensor, file: FileBytes) -> NDArray[np.float32]:
+    """The factor of a tensor with `scale`, f32 [1]. Raises LocalqError as `read_tensor` does."""
+    import numpy as np
+
+    assert tensor.scale is not None
+    number, offset = tensor.scale
+    return file.read(offset, 4, tensor.gguf_name, number).view(np.float32)
+
+
+def _mxfp4_parts(blocks: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Codes and scales of rows of blocks."""
+    import numpy as np
+
+    data = blocks.reshape(len(blocks), -1, _MXFP4.bytes)
+    low, high = data[..., 1:] & 15, data[..., 1:] >> 4
+    codes = np.concatenate([each[..., ::2] | each[..., 1::2] << 4 for each in (low, high)], -1)
+    return codes, np.ascontiguousarray(data[..., 0])
+
+
 def _is_stack(tensor: GgufTensor) -> bool:
     """Whether the tensor has all experts of a layer."""
     return bool(tensor.parts) or tensor.transposed
@@ -178,37 +228,54 @@ def _tensor(model: GgufModel, name: str) -> GgufTensor:
 
 def _row_bytes(model: GgufModel, tensor: GgufTensor) -> int:
     """Stored bytes of a row. Raises LocalqError for an unsupported type, and for a part of a block."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    try:
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
-    except (ValueError, KeyError):
-        raise _unsupported_error(model, tensor, f"number {tensor.type}") from None
+    block, block_bytes = _block_size(model, tensor)
     columns = tensor.stored_shape[-1]
     if columns % block:
         raise bad_file(
             str(model.path),
-            f"tensor {tensor.gguf_name!r} has rows of {columns} values, not a multiple of its block size, {block}",
+            f"tensor {tensor.gguf_name!r} has rows of {columns} values, but its block size is {block}",
             DAMAGED,
         )
     return columns // block * block_bytes
 
 
+def _block_size(model: GgufModel, tensor: GgufTensor) -> tuple[int, int]:
+    """Values and bytes of a block."""
+    if (known := BLOCK_TYPES.get(tensor.type)) is not None:
+        return known.values, known.bytes
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        values, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
+    except (ValueError, KeyError):
+        raise _unsupported_error(model, tensor, f"number {tensor.type}") from None
+    return values, size
+
+
 def _dequantize(model: GgufModel, tensor: GgufTensor, file: FileBytes) -> NDArray[np.float32]:
+    *rows, columns = tensor.stored_shape
+    shape = (*rows, _row_bytes(model, tensor))
+    data = file.read(tensor.offset, math.prod(shape), tensor.gguf_name, tensor.file)
+    decoded = None if file.decode is None else file.decode(data, tensor.type)
+    values = _dequantize_by_package(model, tensor, data.reshape(shape)) if decoded is None else decoded
+    values = values.reshape(*rows, columns)
+    return values if tensor.scale is None else values * read_scale(tensor, file)
+
+
+def _dequantize_by_package(model: GgufModel, tensor: GgufTensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """data u8 [..., bytes of a row]."""
     import numpy as np
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
     *rows, columns = tensor.stored_shape
-    shape = (*rows, _row_bytes(model, tensor))
     kind = GGMLQuantizationType(tensor.type)
-    data = file.read(tensor.offset, math.prod(shape), tensor.gguf_name, tensor.file).reshape(shape)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         stored = np.float32 if kind == GGMLQuantizationType.F32 else np.float16
         return data.view(stored).astype(np.float32)
     try:
         with np.errstate(all="ignore"):  # a NaN scale shows up in the logits, which are checked
-            joined = data.reshape(_joined_shape(math.prod(rows), columns, shape[-1]))
+            joined = data.reshape(_joined_shape(math.prod(rows), columns, data.shape[-1]))
             return dequantize(joined, kind).astype(np.float32, copy=False).reshape(*rows, columns)
     except NotImplementedError:
         raise _unsupported_error(model, tensor, kind.name) from None

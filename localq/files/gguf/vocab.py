@@ -36,6 +36,10 @@ _QWEN35 = (  # cl100k's with combining marks among the letters, and single digit
 )
 
 
+# cl100k's with single digits, and line breaks apart from signs
+_SEED = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}"
+
+
 def _cased(contractions: str, digits: str) -> str:
     """OpenAI's o200k rule: splits words where upper case begins."""
     head = r"[^\r\n\p{L}\p{N}]?"
@@ -48,16 +52,20 @@ _RULES: dict[str, str | None] = {
     "gpt-2": None,
     "phi-2": None,
     "smollm": None,
+    "refact": None,  # Granite 3
+    "exaone4": None,
     "llama-bpe": _cl100k(r"\p{N}{1,3}"),
     "llama3": _cl100k(r"\p{N}{1,3}"),
     "llama-v3": _cl100k(r"\p{N}{1,3}"),
     "falcon3": _cl100k(r"\p{N}{1,3}"),
     "pixtral": _cl100k(r"\p{N}{1,3}"),
+    "lfm2": _cl100k(r"\p{N}{1,3}"),
     "smaug-bpe": _cl100k(r"\p{N}{1,3}"),
     "dbrx": _cl100k(r"\p{N}{1,3}"),
     "qwen2": _cl100k(r"\p{N}"),
     "qwen35": _QWEN35,
     "deepseek-r1-qwen": _cl100k(r"\p{N}"),
+    "seed-coder": _SEED,
     "tekken": _cased("", r"\p{N}"),
     "gpt-4o": _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),
     "llama4": _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),
@@ -69,15 +77,15 @@ _IMPLIED = {
     (frozenset({"gpt-oss"}), frozenset({"<|endoftext|>", "<|start|>", "<|channel|>"})): "gpt-4o",
     (frozenset({"llama"}), frozenset({"<|begin_of_text|>", "<|start_header_id|>"})): "llama-bpe",
 }
-_SINGLE_DIGITS = frozenset({"smollm"})
+_SINGLE_DIGITS = frozenset({"refact", "smollm"})
 _NFC = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen"})
 _ADDS_BOS = frozenset(
-    {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+    {"llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "pixtral", "tekken"}
 )  # where the file does not state it
 # Whole words of the vocabulary need no merges. "smaug-bpe" (SmolLM3) is Llama 3's vocabulary without BOS.
 _WHOLE_WORDS_FIRST = _ADDS_BOS | {"smaug-bpe"}
 # Gemma's merges follow the order of the tokens, not their scores, and its tokens of spaces are spelled with spaces.
-_GEMMA = frozenset({"gemma2", "gemma3"})
+_GEMMA = frozenset({"gemma2", "gemma3", "gemma4"})
 # Tokens that end a turn or a text. Converters made some of them normal tokens, which no text would ever become, and
 # which would be shown; as llama.cpp does (llama-vocab.cpp), they are control tokens whatever their type is. Not "</s>"
 # and "<s>": they are tags of HTML in Gemma's vocabulary.
@@ -100,10 +108,10 @@ def build_tokenizer(path: Path) -> Tokenizer:
     container = read_first(path)
     tokens, types = _tokens(container)
     kind = container.values.get("tokenizer.ggml.model")
-    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    makers = {"gemma4": _sentencepiece, "gpt2": _byte_level, "llama": _sentencepiece}
     if not isinstance(kind, str) or kind not in makers:
         why = f"the tokenizer type {str(kind)[:40]!r} is not supported"
-        raise LocalqError(str(path), why, "Supported: gpt2 and llama.", ExitCode.FAILURE)
+        raise LocalqError(str(path), why, "Supported: gemma4, gpt2 and llama.", ExitCode.FAILURE)
     try:
         tokenizer = makers[kind](container, tokens)
         strips = kind == "llama" and container.values.get("general.architecture") == "phi3"
@@ -133,7 +141,7 @@ def _tokens(container: Container) -> tuple[list[str], list[int]]:
     if not all(isinstance(token, str) for token in tokens):
         raise _malformed_error(container, "the vocabulary is not text")
     if max(map(len, tokens)) > MAX_TOKEN or sum(map(len, tokens)) > MAX_VOCABULARY:
-        raise _malformed_error(container, "the vocabulary is larger than that of any known model")
+        raise _malformed_error(container, "the vocabulary is implausibly large")
     return tokens, types
 
 
@@ -172,8 +180,8 @@ def _rule_error(container: Container) -> LocalqError:
     step = "Use another file, or the model's safetensors files."
     if stated in (None, "default"):
         value = "is missing" if stated is None else "is 'default'"
-        why = f"it names no pre-tokenizer (the key tokenizer.ggml.pre {value})"
-        step = "Convert the model again with a current llama.cpp, or use its safetensors files."
+        why = f"names no pre-tokenizer (the key tokenizer.ggml.pre {value})"
+        step = "Convert the model again with a current version of llama.cpp, or use its safetensors files."
     return LocalqError(str(container.path), why, step, ExitCode.FAILURE)
 
 
@@ -214,7 +222,13 @@ def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
     vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}
     unknown = _token(container, tokens, "unknown") or "<unk>"
     tokenizer = Tokenizer(
-        models.BPE(vocabulary, _merges(vocabulary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        models.BPE(
+            vocabulary,
+            _stated_merges(container) or _merges(vocabulary, scores),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
     )
     parts: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if not container.values.get("tokenizer.ggml.add_space_prefix", True):
@@ -234,6 +248,16 @@ def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
 def _spelled(token: str) -> str:
     """A token of spaces only, spelled as in SentencePiece."""
     return SPACE * len(token) if token and not token.strip(" ") else token
+
+
+def _stated_merges(container: Container) -> list[tuple[str, str]]:
+    """The merges that a file of Gemma 4 states; none elsewhere."""
+    stated = container.values.get("tokenizer.ggml.merges")
+    if container.values.get("tokenizer.ggml.model") != "gemma4" or not isinstance(stated, list):
+        return []
+    if not all(isinstance(each, str) and each.count(" ") == 1 for each in stated):
+        raise _malformed_error(container, "the merges are malformed")
+    return [(left, right) for left, _, right in (each.partition(" ") for each in stated)]
 
 
 def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:

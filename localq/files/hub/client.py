@@ -113,7 +113,7 @@ def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
 
     found: bytes = with_retries(get, listing.repo, listing.commit, file.name)
     if len(found) < count:
-        why = f"the response for {file.name} ended after {len(found):,} bytes"
+        why = f"the response for {file.name} ended after only {len(found):,} bytes"
         raise LocalqError(listing.repo, why, "Try again later.", ExitCode.NETWORK)
     return found
 

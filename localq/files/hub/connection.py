@@ -81,7 +81,7 @@ class Answer:
             yield from raw
             return
         if kind not in _INFLATE:
-            raise UnreadableError("it has a content encoding that was not requested")
+            raise UnreadableError("unexpected content encoding")
         inflate, received = zlib.decompressobj(_INFLATE[kind]), 0
         for piece in raw:
             received += len(piece)
@@ -90,11 +90,11 @@ class Answer:
             try:
                 yield inflate.decompress(piece, max_bytes + 1)
             except zlib.error as error:
-                raise UnreadableError("its data does not match its Content-Encoding header") from error
+                raise UnreadableError("the data does not match the Content-Encoding header") from error
             if inflate.unconsumed_tail:
                 raise _too_large(what, max_bytes)
         if not inflate.eof:
-            raise UnreadableError("it ends early")
+            raise UnreadableError("unexpected end of data")
 
 
 def paced(pieces: Iterable[bytes], stall_s: float) -> Iterator[bytes]:
@@ -106,12 +106,12 @@ def paced(pieces: Iterable[bytes], stall_s: float) -> Iterator[bytes]:
     for piece in pieces:
         received += len(piece)
         if time.monotonic() - begun > stall_s + received / LEAST_BYTES_PER_S:
-            raise SlowError("responds too slowly")
+            raise SlowError("is responding too slowly")
         yield piece
 
 
 def _too_large(what: str, max_bytes: int) -> LocalqError:
-    return no_model_hub(what, f"its response is larger than {max_bytes // 2**20} MiB")
+    return no_model_hub(what, f"the response is too large (limit: {max_bytes // 2**20} MiB)")
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ def get(what: str, address: Address, headers: dict[str, str], *, connect_s: floa
             with contextlib.suppress(Exception):  # of closing a connection that is broken
                 response.close()
         address = next_address(what, address, location)
-    raise no_hub(what, f"the hub redirected the request more than {MAX_REDIRECTS} times", "Try again later.")
+    raise no_hub(what, f"too many redirects from the hub (limit: {MAX_REDIRECTS})", "Try again later.")
 
 
 def _send(address: Address, headers: dict[str, str], timeouts: tuple[float, ...]) -> Any:
@@ -202,7 +202,7 @@ def next_address(what: str, address: Address, location: str) -> Address:
 
 
 def _lost(what: str) -> LocalqError:
-    step = "Check HF_ENDPOINT and the network: the connection may be intercepted."
+    step = "Check HF_ENDPOINT and the network; the connection may have been intercepted."
     return no_hub(what, "the hub redirected to an invalid address", step)
 
 
@@ -216,7 +216,7 @@ def _refuse_unencrypted(what: str, address: Address) -> None:
     plain = scheme == "http" and (_is_loopback(host) or (chosen[0] == "http" and chosen[1] == host))
     if not host or not (scheme == "https" or plain):
         why = f"the hub redirects to {scheme[:MAX_HOST] or 'no'}://{host[:MAX_HOST]}, which is not encrypted"
-        raise no_hub(what, why, "Check HF_ENDPOINT and the network: the connection may be intercepted.")
+        raise no_hub(what, why, "Check HF_ENDPOINT and the network; the connection may have been intercepted.")
 
 
 def origin(address: Address) -> tuple[str, str, int | None]:
@@ -225,7 +225,7 @@ def origin(address: Address) -> tuple[str, str, int | None]:
         parts: SplitResult = urlsplit(address.reveal())
         port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
         return parts.scheme, (parts.hostname or "").casefold(), port
-    except ValueError:  # not a valid address
+    except ValueError:  # not a valid URL
         return "", "", None
 
 
@@ -249,7 +249,9 @@ def access_token() -> Secret | None:
         return None
     token = Secret(found)
     if not token.reveal().isascii() or not token.reveal().isprintable() or " " in token.reveal():
-        raise LocalqError("access token", "not a valid access token (must be ASCII, no spaces)", step, ExitCode.GATED)
+        raise LocalqError(
+            "access token", "not a valid access token (must be ASCII without spaces)", step, ExitCode.GATED
+        )
     return token
 
 
@@ -281,9 +283,9 @@ def library() -> Any:
         utils.build_hf_headers(token=False)  # its parts are imported at their use: now, for the error
     except ValueError as error:  # a number or an address that is none
         if origin(endpoint()) == ("", "", None):
-            step = "Set it to an address such as https://HOST, or unset it."
-            raise LocalqError("HF_ENDPOINT", "it is not a valid address", step, ExitCode.NETWORK) from error
-        why = "huggingface_hub rejects the value of an environment variable"
+            step = "Set it to a URL such as https://HOST, or unset it."
+            raise LocalqError("HF_ENDPOINT", "not a valid URL", step, ExitCode.NETWORK) from error
+        why = "huggingface_hub rejected the value of an environment variable"
         raise LocalqError("environment", why, "Check the variables that start with HF_.", ExitCode.NETWORK) from error
     hub_logging.set_verbosity(logging.CRITICAL)  # what it logs quotes addresses, and files with tokens
     return huggingface_hub

@@ -131,7 +131,9 @@ def discard_or_refuse(store: Store, repo: str, content_id: str, path: Path) -> N
 def foreign(repo: str, path: Path) -> LocalqError:
     """The error (exit 8) for wrong content from another tool, which localq does not remove."""
     why = f"{path} has the wrong hash and was downloaded by another tool"
-    return bad_file(repo, why, f"Run `localq rm {repo}` (asks first), then `localq pull` to download it again.")
+    return bad_file(
+        repo, why, f"Run `localq rm {repo}` (which asks for confirmation), then `localq pull` to download it again."
+    )
 
 
 def _fetch(store: Store, listing: Listing, file: RemoteFile, stem: Path, on_bytes: OnBytes) -> None:
@@ -228,8 +230,10 @@ class _Transfer:
         self.part.restart()
 
     def _changed_error(self) -> LocalqError:
-        why = f"the hash of {self.file.name} differs from the one on the hub, even after a second download"
-        return bad_file(self.listing.repo, why, "The download was removed. Try again later, or use another revision.")
+        why = f"the hash of {self.file.name} still differs from the one on the hub after a second download"
+        return bad_file(
+            self.listing.repo, why, "The downloaded file was deleted. Try again later, or use another revision."
+        )
 
     def _translate(self, error: Exception) -> Exception:
         if isinstance(error, _ShortError):

@@ -39,15 +39,15 @@ class RefusedError(Exception):
 class SlowError(Exception):
     """The hub is slower than any connection that can be used: with its answer, or with the bytes of one."""
 
-    def __init__(self, what: str = "does not respond") -> None:
+    def __init__(self, what: str = "is not responding") -> None:
         super().__init__(what)
 
 
 class RangeError(Exception):
-    """The hub sent other bytes of a file than requested."""
+    """The hub sent other bytes of a file than the one requested."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the server sent a different byte range of {name} than requested")
+        super().__init__(f"the server sent a different byte range of {name} than the one requested")
 
 
 class UnreadableError(Exception):
@@ -126,7 +126,7 @@ def no_hub(repo: str, why: str, step: str = "Check the connection and run the sa
 
 def no_model_hub(what: str, why: str = "") -> LocalqError:
     """The error (exit 6) for a response that no hub gives. why: what is wrong with it, "" if it is no hub's at all."""
-    said = f"{endpoint()} does not respond like a model hub"
+    said = f"{endpoint()} does not appear to be a model hub"
     return no_hub(what, f"{said}: {why}" if why else said, "Check HF_ENDPOINT.")
 
 
@@ -166,7 +166,7 @@ def _of_refusal(response: Any, repo: str, revision: str, name: str) -> LocalqErr
             return no_repository(repo)
         return gated_error(repo, "the hub rejected the access token")
     if status == 403:
-        return gated_error(repo, "the access token does not grant access, or the licence was not accepted")
+        return gated_error(repo, "the access token does not grant access, or the licence has not been accepted")
     if status == 404:
         return _not_there(repo, f"there is no {name}" if name else "not found", "Check the name and the revision.")
     return _of_status(repo, status)
@@ -179,7 +179,7 @@ def _of_status(repo: str, status: int) -> LocalqError:
 
 def no_repository(repo: str) -> LocalqError:
     """The error (exit 4) for a repository that the hub does not have, or does not show."""
-    why = "no such repository on the hub, or it is private"
+    why = "the repository does not exist or is private"
     return _not_there(repo, why, "Check the name; if the repository is private, run `hf auth login`.")
 
 

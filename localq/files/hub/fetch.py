@@ -116,8 +116,10 @@ def offline_error(source: Source) -> LocalqError:
 
 def not_here(repo: str) -> LocalqError:
     """The error (exit 6) for an incomplete model while localq is offline."""
-    why = "not fully downloaded, and localq is offline"
-    return LocalqError(repo, why, "Run it once without --offline and with HF_HUB_OFFLINE unset.", ExitCode.NETWORK)
+    why = "not fully downloaded, and localq is in offline mode"
+    return LocalqError(
+        repo, why, "Run the command once without --offline and with HF_HUB_OFFLINE unset.", ExitCode.NETWORK
+    )
 
 
 def local_path(target: Target) -> Path | None:
@@ -267,7 +269,7 @@ def _drop(repo: str, wrong: list[Path], offline: bool) -> None:
             if not hub_records.is_ours(store, repo, content_id, path):
                 raise download.foreign(repo, path)
         if offline:
-            why = f"{wrong[0]} has the wrong hash, and localq is offline"
+            why = f"{wrong[0]} has the wrong hash, and localq is in offline mode"
             raise bad_file(repo, why, "Go online and run `localq pull` to download it again.")
         for path, content_id in named:
             download.discard_or_refuse(store, repo, content_id, path)
@@ -287,7 +289,7 @@ def check_recorded_hash(repo: str, file: RemoteFile, sha256: Mapping[str, str]) 
     recorded = sha256.get(file.name)
     if recorded and file.sha256 and recorded != file.sha256:
         why = f"the hash of {file.name} on the hub differs from the one in the catalogue"
-        raise bad_file(repo, why, "The file was replaced on the hub; use --revision to pick a version that you trust.")
+        raise bad_file(repo, why, "The file has changed on the hub; use --revision to select a version that you trust.")
 
 
 def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorded: str | None) -> None:
@@ -302,5 +304,5 @@ def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorde
             download.discard_or_refuse(store, repo, file.content_id, path)
             why = f"the content of {file.name} does not match the hash in the catalogue"
             raise bad_file(
-                repo, why, "The file was replaced on the hub; use --revision to pick a version that you trust."
+                repo, why, "The file has changed on the hub; use --revision to select a version that you trust."
             )

@@ -73,21 +73,23 @@ def check_layout(listing: Listing) -> None:
     check_small(listing)
     if SINGLE_NAME not in names and INDEX_NAME not in names:
         if pickles := sorted(name for name in names if name.endswith(PICKLE_SUFFIXES)):
-            why = f"the weights are pickle files ({pickles[0]}), which can run code when loaded"
+            why = f"the weights are pickle files ({pickles[0]}), which can run arbitrary code when loaded"
             raise bad_file(listing.repo, why, "Use a repository with .safetensors files.")
         others = sorted(name for name in names if SHARD_NAME.fullmatch(name))
-        why = f"contains neither {SINGLE_NAME} nor {INDEX_NAME}"
+        why = f"the repository contains neither {SINGLE_NAME} nor {INDEX_NAME}"
         if others:
             why += f", only {others[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
         raise bad_file(listing.repo, why, "Use a repository in the transformers layout.")
     for name in (hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME):
         if name not in names:
-            raise bad_file(listing.repo, f"{name}, which localq needs, is missing", "Use another repository.")
+            raise bad_file(
+                listing.repo, f"the repository has no {name}, which localq requires", "Use another repository."
+            )
 
 
 def check_small(listing: Listing) -> None:
     """Raises LocalqError (exit 8) for a file beside the weights that is too large for one."""
     for name, file in sorted(listing.files.items()):
         if file.size > MAX_SMALL_BYTES and (SMALL_FILES.fullmatch(name) or name == INDEX_NAME):
-            why = f"{name} is {file.size:,} bytes long; the limit is {MAX_SMALL_BYTES:,}"
+            why = f"{name} is too large ({file.size:,} bytes; limit: {MAX_SMALL_BYTES:,})"
             raise bad_file(listing.repo, why, "Use another repository or revision.")

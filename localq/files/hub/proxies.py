@@ -19,10 +19,10 @@ _SOCKS = ("socks5", "socks5h")
 _SCHEMES = ("http", "https", *_SOCKS)
 _FILES = ("SSL_CERT_FILE", "SSLKEYLOGFILE")
 _FILE_STEPS = {
-    "SSL_CERT_FILE": "Set it to a file with PEM certificates, or unset it.",
-    "SSLKEYLOGFILE": "Set it to a writable file, or unset it.",
+    "SSL_CERT_FILE": "Set it to the path of a PEM certificate file, or unset it.",
+    "SSLKEYLOGFILE": "Set it to the path of a writable file, or unset it.",
 }
-_NEEDS = "Use an address such as http://HOST:PORT or socks5://HOST:PORT, or unset the variable."
+_NEEDS = "Use a URL such as http://HOST:PORT or socks5://HOST:PORT, or unset the variable."
 
 
 def use_known_schemes() -> None:
@@ -38,7 +38,7 @@ def check_files() -> None:
     for name in _FILES:
         value = os.environ.get(name)
         if value and os.path.lexists(value) and not os.path.isfile(value):
-            raise LocalqError(name, "it is not a regular file", _FILE_STEPS[name], ExitCode.NETWORK)
+            raise LocalqError(name, "not a regular file", _FILE_STEPS[name], ExitCode.NETWORK)
 
 
 def setup_error(error: Exception) -> LocalqError:
@@ -51,7 +51,7 @@ def setup_error(error: Exception) -> LocalqError:
         # an ssl.SSLError is an OSError
         why = "the file contains no certificates" if isinstance(error, ssl.SSLError) else f"{error.strerror or error}"
         return LocalqError(name, why, _FILE_STEPS[name], ExitCode.NETWORK)
-    why = f"the HTTP library failed to start ({type(error).__name__})"
+    why = f"the HTTP library failed to initialize ({type(error).__name__})"
     return LocalqError("network", why, "Check HTTPS_PROXY, ALL_PROXY and NO_PROXY.", ExitCode.NETWORK)
 
 
@@ -79,15 +79,18 @@ def _fault(value: str) -> tuple[str, str] | None:
     address = value if "://" in value else f"http://{value}"
     scheme = address.partition("://")[0].casefold()
     if not value.isprintable() or scheme != scheme.strip():
-        return "it contains spaces or control characters", _NEEDS
+        return "contains spaces or control characters", _NEEDS
     if scheme not in _SCHEMES:
         return f"{scheme}:// proxies are not supported", _NEEDS
     try:
         parts = urlsplit(address)
         if not parts.hostname or parts.port == 0:
-            return "it has no host name", _NEEDS
+            return "has no host name", _NEEDS
     except ValueError:
-        return "it is not a valid address", _NEEDS
+        return "not a valid URL", _NEEDS
     if scheme in _SOCKS and importlib.util.find_spec("socksio") is None:
-        return "SOCKS proxies need the socksio package", "Run `python -m pip install socksio`, or unset the variable."
+        return (
+            "SOCKS proxies require the socksio package",
+            "Run `python -m pip install socksio`, or unset the variable.",
+        )
     return None

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import re
 import resource
 import struct
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 
 from localq import disk
 from localq.errors import LocalqError, bad_file
-from localq.files import quantization_files
+from localq.files import device_bytes, quantization_files
 from localq.files.extra_tensors import extra_tensors
 from localq.files.gguf.binary import read_container
 from localq.files.hub import client as hub_client
@@ -29,6 +28,7 @@ from localq.files.safetensors_headers import (
     INDEX_NAME,
     MAX_HEADER_BYTES,
     SINGLE_NAME,
+    Entry,
     read_header,
     read_index,
     shard_paths,
@@ -43,7 +43,6 @@ _OUTLINED = re.compile(
     rf"|{'|'.join(map(re.escape, quantization_files.NAMES))}"
 )
 _ENDS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.")
-_EXPERT_SCALES = re.compile(r"\.(?:experts\.\d+|shared_expert)\.\w+\.weight\.absmax$")
 _NOT_TEXT = re.compile(r"vision|visual|audio")
 
 
@@ -162,7 +161,7 @@ def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's limit, -1 without one
         if isinstance(error, OSError) and (error.errno not in (errno.EFBIG, errno.EINVAL) or 0 <= limit < file.size):
             raise
-        why = f"the hub reports {file.size:,} bytes for {file.name}, more than this file system supports"
+        why = f"{file.name} ({file.size:,} bytes) is too large for this file system"
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
 
 
@@ -174,25 +173,14 @@ def download_bytes(listing: Listing, outlined: Path, choice: str = "") -> int:
     return sum(listing.files[name].size for name in small | {each.name for each in outlined.iterdir()})
 
 
-def _unstored_zeros(tensors: Container[str], name: str, shape: Sequence[int]) -> int:
-    """Bytes of 4-bit zero points that symmetric compressed-tensors files leave out: one per scale."""
-    prefix = name.removesuffix("_scale")
-    is_symmetric = prefix != name and f"{prefix}_packed" in tensors and f"{prefix}_zero_point" not in tensors
-    return math.prod(shape) // 2 if is_symmetric else 0
+def block_bytes(folder: Path, layers: object = None, quantization: Mapping[str, Any] | None = None) -> int:
+    """Bytes in memory of the text model without embedding and head, from the headers in `folder` (`device_bytes`).
 
-
-def block_bytes(folder: Path, layers: object = None) -> int:
-    """Bytes in memory of the text model without embedding and head, from the headers in `folder`.
-
-    Scales of NF4 experts are f32 in memory (`Format.placed_bytes`), and symmetric 4-bit weights have zero points.
-    `layers` as for `extra_tensors`, which do not count. Raises LocalqError.
+    `layers` as for `extra_tensors`, which do not count; quantization: of config.json. Raises LocalqError.
     """
-    total = 0
+    tensors: dict[str, Entry] = {}
     for path in shard_paths(folder).values():
-        tensors = read_header(path).tensors
-        extra = {name for names in extra_tensors(tensors, layers).values() for name in names}
-        for name, tensor in tensors.items():
-            if not _ENDS.search(name) and not _NOT_TEXT.search(name) and name not in extra:
-                total += tensor.nbytes * (4 if tensor.dtype == "U8" and _EXPERT_SCALES.search(name) else 1)
-                total += _unstored_zeros(tensors, name, tensor.shape)
-    return total
+        tensors |= read_header(path).tensors
+    extra = {name for names in extra_tensors(tensors, layers).values() for name in names}
+    counted = (name for name in tensors if not _ENDS.search(name) and not _NOT_TEXT.search(name) and name not in extra)
+    return sum(device_bytes.of_tensor(tensors, name, quantization or {}) for name in counted)

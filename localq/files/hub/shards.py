@@ -130,7 +130,7 @@ class Shards:
     def _check_header(self, name: str, path: Path) -> Path:
         """`path`, if its tensors are those of the header that was fetched first, which had no hash."""
         if name in self._headers and read_header(path).tensors != self._headers[name].tensors:
-            why = f"the tensors in {name} do not match its header on the Hub"
+            why = f"the tensors in {name} do not match the header on the hub"
             raise bad_file(
                 self._listing.repo, why, "Run the same command again; if it fails again, use another revision."
             )
@@ -245,13 +245,13 @@ def _claim(cache: Path) -> IO[bytes]:
     except OSError as error:
         mark.close()
         why = "another localq process is downloading to this folder"
-        raise usage_error(str(cache), why, "Wait until it has finished, or choose another --out.") from error
+        raise usage_error(str(cache), why, "Wait until it has finished, or choose a different --out folder.") from error
     return mark
 
 
 def _foreign(cache: Path, why: str) -> LocalqError:
     why = f"localq needs this folder for temporary downloads, but {why}"
-    return usage_error(str(cache), why, "Move the folder, or choose another --out.")
+    return usage_error(str(cache), why, "Move the folder, or choose a different --out folder.")
 
 
 def open_shards(source: Source, cache: Path) -> Shards | None:

@@ -38,16 +38,16 @@ def _check(path: Path) -> None:
     with contextlib.suppress(OSError):
         try:
             if len(disk.read_regular(path, MOST_BYTES + 1)) > MOST_BYTES:
-                raise _refused(f"{path} is larger than {MOST_BYTES / 1e6:.1f} MB")
+                raise _refused(f"{path} is too large (limit: {MOST_BYTES / 1e6:.1f} MB)")
         except disk.NotRegularError:
             raise _refused(f"{path} is not a regular file") from None
 
 
 def _error(error: Exception) -> LocalqError:
     if os.environ.get(_EXCHANGE):
-        why = f"{_EXCHANGE} is set, but getting a token with it failed ({type(error).__name__})"
+        why = f"{_EXCHANGE} is set, but exchanging it for an access token failed ({type(error).__name__})"
         return _refused(why, f"Check {_EXCHANGE} and HF_OIDC_ID_TOKEN, or unset them.")
-    return _refused(f"its file cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})")
+    return _refused(f"the token file cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})")
 
 
 def _refused(why: str, step: str = STEP) -> LocalqError:

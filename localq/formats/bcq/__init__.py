@@ -118,11 +118,13 @@ def quantize(
     shape that the format cannot take and for weights that are not finite.
     """
     if weight.dim() != 2 or weight.shape[1] % EIGHT or not weight.numel():
-        raise bad_file("weight", f"bcq needs a column count divisible by {EIGHT}; this matrix is {list(weight.shape)}")
+        raise bad_file(
+            "weight", f"bcq requires a column count divisible by {EIGHT}; this matrix has shape {list(weight.shape)}"
+        )
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise bad_file("weight", f"bcq supports 16-bit and 32-bit floats, not {weight.dtype}")
     if not bool(torch.isfinite(weight).all()):
-        raise bad_file("weight", "contains NaN or infinity")
+        raise bad_file("weight", "the weights contain NaN or infinity")
     columns = weight.shape[1]
     size = min(group or columns, columns)
     whole = columns // size * size
@@ -220,5 +222,5 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     stored_shape(checkpoint, prefix)
     signs, alphas = (checkpoint.read(prefix + suffix) for suffix in suffixes)
     if not bool(torch.isfinite(alphas).all()):
-        raise bad_file(prefix, "damaged binary codes: alphas contain NaN or infinity", DAMAGED)
+        raise bad_file(prefix, "damaged binary codes: the alphas contain NaN or infinity", DAMAGED)
     return Packed(signs, alphas)

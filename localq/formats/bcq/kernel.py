@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, addresses, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, addresses, check, check_cuda, place, slab_arguments
 from localq.kernels.operand import Operand
 
 PLANES, TILE = 5, 16  # of one matrix, at most; rows of a tile
@@ -133,10 +133,7 @@ def bcq_dequantize(matrix: BcqOperand, first: int, out: Tensor) -> Tensor:
     check_cuda(op, "codes", matrix.codes)
     kernels.module().bcq_dequantize(
         matrix=_arguments(matrix),
-        out=out.data_ptr(),
-        type=TYPES[out.dtype],
-        row_begin=first,
-        row_count=len(out),
+        **slab_arguments(first, out),
         **place(out),
     )
     return out
@@ -150,8 +147,7 @@ def bcq_dequantize_bytes(out: int, columns: int, planes: int = 3, group: int = 1
 def check_matrix(op: str, matrix: BcqOperand, x: Tensor) -> None:
     """Raises ValueError, naming the tensor, unless `matrix` is one that the kernels read beside x [rows, in]."""
     out, columns, group = matrix.out_features, matrix.in_features, matrix.group
-    if columns != x.shape[1]:
-        raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {columns}")
+    gemv.check_columns(op, x, columns)
     if out <= 0 or columns <= 0 or columns % COLUMNS:
         raise ValueError(f"{op}: the matrix is {(out, columns)}, its columns must be a positive multiple of {COLUMNS}")
     if not 1 <= matrix.planes <= PLANES:

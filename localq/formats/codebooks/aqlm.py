@@ -279,8 +279,12 @@ def _check(tensors: Mapping[str, Any], prefix: str) -> None:
     codes, codebooks, scales = (tensors[prefix + suffix] for suffix in suffixes)
     shapes = [tuple(each.shape) for each in (codes, codebooks, scales)]
     sound = len(shapes[0]) == 3 and len(shapes[1]) == 4 and all(math.prod(shape) > 0 for shape in shapes)
-    _require(prefix, sound, f"codes {list(shapes[0])} must have three dimensions, and codebooks {list(shapes[1])} four")
-    _require(prefix, codes.dtype in CODES, f"codes are {codes.dtype}, expected {' or '.join(CODES)}")
+    _require(
+        prefix,
+        sound,
+        f"expected three-dimensional codes and four-dimensional codebooks, not {list(shapes[0])} and {list(shapes[1])}",
+    )
+    _require(prefix, codes.dtype in CODES, f"codes are {codes.dtype}; expected {' or '.join(CODES)}")
     same = codebooks.dtype == scales.dtype and scales.dtype in VALUES
     _require(
         prefix, same, f"codebooks are {codebooks.dtype} and scales {scales.dtype}; expected one of {', '.join(VALUES)}"
@@ -291,7 +295,7 @@ def _check(tensors: Mapping[str, Any], prefix: str) -> None:
     _require(
         prefix, power, f"codebooks have {entries} entries; expected a power of two up to 2^8, or 2^16 for int16 codes"
     )
-    _require(prefix, shapes[2] == (shapes[0][0], 1, 1, 1), f"scales have an unexpected shape, {list(shapes[2])}")
+    _require(prefix, shapes[2] == (shapes[0][0], 1, 1, 1), f"scales have unexpected shape {list(shapes[2])}")
 
 
 def _require(prefix: str, holds: bool, why: str) -> None:

@@ -65,5 +65,5 @@ def _check(codes: Tensor, codebooks: Tensor, stride: int, length: int, columns: 
     if entries < 1 or entries & (entries - 1):
         raise ValueError(f"codebooks have {entries} entries, which is no power of two")
     if not 0 < stride <= length or codes.shape[1] != -(-columns // stride):
-        why = f"do not fit {columns} columns: stride {stride}, codewords of {length}"
-        raise ValueError(f"{codes.shape[1]} codes a row {why}")
+        why = f"do not fit {columns} columns (stride {stride}, codeword length {length})"
+        raise ValueError(f"{codes.shape[1]} codes per row {why}")

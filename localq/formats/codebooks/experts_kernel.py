@@ -21,6 +21,7 @@ from localq.formats.codebooks.lookup_kernel import (
     check_tensors,
     matrix_arguments,
 )
+from localq.formats.table_stack import TableStack
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm, norm_arguments
 from localq.kernels.workspace import workspace_of
@@ -30,46 +31,14 @@ LOADED = 16  # bytes of codes and of codewords that a lane loads at once
 
 
 @dataclass(frozen=True)
-class VqStack:
-    """The experts of a layer: gate and up of each, or one matrix [out, in] of each.
+class VqStack(TableStack[VqOperand]):
+    """Experts with books of the same strides and steps; each matrix counts with codebooks of its own.
 
-    matrices  [E][2] or [E][1], all of one size, with books of the same strides and steps
-    table     i64 [E, parts, 6] on their device: where each is
-    shared    gate and up of every expert have the same fragments
+    table   i64 [E, parts, 6]
+    shared  gate and up of every expert have the same fragments
     """
 
-    matrices: tuple[tuple[VqOperand, ...], ...]
-    table: Tensor
     shared: bool
-
-    @property
-    def parts(self) -> int:
-        """Matrices of an expert."""
-        return len(self.matrices[0])
-
-    @property
-    def experts(self) -> int:
-        """How many."""
-        return len(self.matrices)
-
-    @property
-    def out_features(self) -> int:
-        """Rows of one, of gate and up together."""
-        return self.parts * self.matrices[0][0].out_features
-
-    @property
-    def in_features(self) -> int:
-        """Columns."""
-        return self.matrices[0][0].in_features
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of them, each with codebooks of its own."""
-        return sum(matrix.nbytes for each in self.matrices for matrix in each)
-
-    def active_bytes(self, active: int) -> int:
-        """Bytes that a product with so many experts reads."""
-        return self.nbytes // self.experts * active
 
 
 def vq_stack(matrices: Sequence[Sequence[VqOperand]]) -> VqStack:

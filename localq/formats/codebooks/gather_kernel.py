@@ -176,8 +176,7 @@ def _check_matrix(op: str, matrix: GatherOperand, x: Tensor) -> None:
     if not reads(matrix) or matrix.entries & (matrix.entries - 1) or not 2 <= matrix.entries <= 2**16:
         shape = f"{codes.dtype} {tuple(codes.shape)} of a codebook {books.dtype} {tuple(books.shape)}"
         raise ValueError(f"{op}: codes are {shape}, must be torch.int16 of one with 8 or 16 columns, an even number")
-    if matrix.in_features != x.shape[1]:
-        raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
+    gemv.check_columns(op, x, matrix.in_features)
     check(op, "codes", codes, x.device, (torch.int16,), codes.numel())
     check(op, "codebooks", books, x.device, (x.dtype,), books.numel())
     check(op, "scales", matrix.scales, x.device, (x.dtype,), codes.shape[0])

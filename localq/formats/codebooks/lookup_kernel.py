@@ -165,8 +165,7 @@ def check_signs(op: str, signs: Tensor, x: Tensor) -> None:
 
 def check_matrix(op: str, matrix: VqOperand, x: Tensor) -> None:
     """Raises ValueError, naming the tensor, unless `matrix` is one that the kernel reads beside x [rows, in]."""
-    if matrix.in_features != x.shape[1]:
-        raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
+    gemv.check_columns(op, x, matrix.in_features)
     check_tensors(op, matrix, x.device)
 
 

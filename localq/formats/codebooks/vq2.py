@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from localq.files import format_facts, schemes
-from localq.files.architecture import Linears
+from localq.files.linears import Linears
 from localq.files.schemes import codebook_name
 from localq.formats.codebooks import lookup_kernel, rotation, rotation_kernel, unpack_kernel
 from localq.formats.codebooks.linear import LinearCodebook, VqLinear, multiplies

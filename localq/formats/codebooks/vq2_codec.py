@@ -84,12 +84,12 @@ def _check_book(suffix: str, codes: Tensor, codebook: Tensor, shape: tuple[int, 
     sizes = codes.dim() == 2 and codes.shape[1] > 0 and columns % codes.shape[1] == 0
     stride = columns // codes.shape[1] if sizes else 0
     if codes.dtype != torch.uint8 or stride not in STRIDES or codes.shape[0] != out:
-        why = f"not uint8 for {out} x {columns} weights at strides of 2, 4, 8 or 16"
-        raise ValueError(f"codes{suffix} is {_described(codes)}, {why}")
+        why = f"expected uint8 for {out} x {columns} weights and a stride of 2, 4, 8 or 16"
+        raise ValueError(f"codes{suffix} is {_described(codes)}; {why}")
     length = codebook.shape[1] if codebook.dim() == 2 else 0
     if length % stride or not stride <= length <= LONGEST:
-        why = f"not [{ENTRIES}, length] with {stride} to {LONGEST} weights, a multiple of {stride}"
-        raise ValueError(f"codebook{suffix} is {_described(codebook)}, {why}")
+        why = f"expected [{ENTRIES}, length] with a length from {stride} to {LONGEST} that is a multiple of {stride}"
+        raise ValueError(f"codebook{suffix} is {_described(codebook)}; {why}")
     _check(f"codebook{suffix}", codebook, torch.float16, (ENTRIES, length))
 
 

@@ -34,7 +34,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     tensors = checkpoint.tensors
     books = [_book(checkpoint, prefix, *suffixes) for suffixes in BOOKS[: 2 if f"{prefix}.codes_2" in tensors else 1]]
     if len(books) == 1 and f"{prefix}.codebook_2" in tensors:
-        why = f"the checkpoint has the codebook for {prefix}.codes_2, but not {prefix}.codes_2 itself"
+        why = f"the checkpoint has a codebook for {prefix}.codes_2, but not {prefix}.codes_2 itself"
         raise bad_file(prefix, why, DAMAGED)
     scales = _part(checkpoint, prefix, ".scales")
     signs = checkpoint.read(f"{prefix}.signs") if f"{prefix}.signs" in tensors else None
@@ -54,7 +54,9 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
 def _book(checkpoint: Checkpoint, prefix: str, codes: str, codebook: str) -> tuple[Tensor, Tensor]:
     name = codebook_name(checkpoint.tensors, prefix, codebook)
     if name is None:
-        raise bad_file(prefix, f"the checkpoint lacks {prefix}{codebook}, and no enclosing module has one", DAMAGED)
+        raise bad_file(
+            prefix, f"the checkpoint lacks {prefix}{codebook}, and no enclosing module provides one", DAMAGED
+        )
     return _part(checkpoint, prefix, codes), checkpoint.read(name)
 
 

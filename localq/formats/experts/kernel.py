@@ -26,12 +26,16 @@ from localq.formats.experts.stacks import (
     shape_of,
     stack_bytes,
 )
+from localq.formats.gguf import experts_kernel as gguf_experts
+from localq.formats.gguf.experts_kernel import GgufStack
 from localq.formats.mxfp4.kernel import WIDEST, Mxfp4Operand, mxfp4_dequantize
 from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.table_stack import TableStack
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm, norm_arguments
 
 __all__ = [
+    "GgufStack",
     "Mxfp4Stack",
     "Nf4Stack",
     "Stack",
@@ -153,13 +157,16 @@ def experts_gate_up(
     out: Tensor,
     alpha: float = 1.702,
     limit: float = 7.0,
+    gates: Tensor | None = None,
 ) -> None:
     """out[j] = gate(g, u) of the halves of norm(x) stack[chosen[j]]^T + bias[chosen[j]], all experts in one launch.
 
     x T [1, in], stack [E, 2 w, in], bias T [E, 2 w] or None, chosen int32 [k], out T [k, w].
     interleaved   rows 2 i of an expert are gates, 2 i + 1 ups (gpt-oss); else the first w are gates
     gate          "silu": silu(g) * u; "clamped": g cut above `limit`, u on both sides, g sigmoid(alpha g) (u + 1)
-    Sums, bias and gate in f32, rounded once. An index of `chosen` that is none is taken for the nearest that is one.
+    gates         f32 [k, w], written over: of a stack in GGUF blocks whose gates and ups are of two types, which takes
+                  two launches
+    Sums, bias and gate in f32, rounded once. An out-of-range index in `chosen` is clamped.
 
     Memory-bound: `experts_gate_up_bytes` over the memory bandwidth is the floor.
     """
@@ -172,9 +179,11 @@ def experts_gate_up(
         raise ValueError(f"{op}: out = {rows}, must be even: half gates, half ups")
     check(op, "x", x, device_of(stack), HALF_TYPES, columns)
     check(op, "out", out, x.device, (x.dtype,), active * rows // 2)
-    if isinstance(stack, VqStack):
+    if isinstance(stack, TableStack):
         if bias is not None or interleaved or gate != "silu":
-            raise ValueError(f"{op}: experts in codebooks have no bias, and silu of gates that lie before the ups")
+            raise ValueError(f"{op}: experts in {_kind(stack)} have no bias, and silu of gates that lie before the ups")
+        if isinstance(stack, GgufStack):
+            return gguf_experts.gguf_experts_gate_up(x, stack, chosen, norm=norm, out=out, gates=gates)
         return codebook_experts.vq_experts_gate_up(x, stack, chosen, norm=norm, out=out)
     check_cuda(op, "the stack's codes", leading(stack))
     kernels.module().experts_gate_up(
@@ -211,7 +220,7 @@ def experts_down(
     gated T [k, w], stack [E, out, w], bias T [E, out] or None, chosen int32 [k], weights f32 [k], residual and out T
     [1, out], which may be the same. In f32, in the order of `chosen`, rounded once.
     behind_gate_up   the launch before this one on the stream is `experts_gate_up`, and `chosen` was written before
-                     that: then weights are asked for while it still runs. Wrong where it is not so
+                     that: weights are then loaded while it still runs. Results are wrong otherwise
     signs            u8 [w / 8] of a stack in codebooks: its experts multiply gated[j] rotated (`rotation`)
 
     Memory-bound: `experts_down_bytes` over the memory bandwidth is the floor.
@@ -224,13 +233,17 @@ def experts_down(
     if residual is not None:
         check(op, "residual", residual, gated.device, (gated.dtype,), rows)
     check(op, "out", out, gated.device, (gated.dtype,), rows)
+    if isinstance(stack, TableStack) and bias is not None:
+        raise ValueError(f"{op}: experts in {_kind(stack)} have no bias")
     if isinstance(stack, VqStack):
-        if bias is not None:
-            raise ValueError(f"{op}: experts in codebooks have no bias")
         given = (gated, stack, chosen, weights)
         return codebook_experts.vq_experts_down(*given, residual=residual, out=out, signs=signs)
     if signs is not None:
         raise ValueError(f"{op}: signs are of experts in codebooks, and the stack is a {type(stack).__name__}")
+    if isinstance(stack, GgufStack):
+        return gguf_experts.gguf_experts_down(
+            gated, stack, chosen, weights, residual=residual, out=out, behind_gate_up=behind_gate_up
+        )
     check_cuda(op, "the stack's codes", leading(stack))
     kernels.module().experts_down(
         x=gated.data_ptr(),
@@ -248,13 +261,15 @@ def experts_down(
 
 
 def has_room(stack: Stack, active: int) -> bool:
-    """`experts_down` of so many runs on every card: of MXFP4, what goes into all of them is in shared memory."""
+    """True if `experts_down` of `active` experts fits every card: some keep all their inputs in shared memory."""
     *_, columns = shape_of(stack)
+    if isinstance(stack, GgufStack):
+        return stack.has_room(active)
     return not isinstance(stack, Mxfp4Stack) or has_room_for(columns, active)
 
 
 def has_room_for(columns: int, active: int) -> bool:
-    """The same before the stack is there, of any format."""
+    """The same check by size alone, before the stack exists."""
     padded = -(-columns // ITEM_COLUMNS) * ITEM_COLUMNS
     return active * padded <= WIDEST
 
@@ -274,12 +289,12 @@ def experts_down_bytes(stack: Stack, active: int, itemsize: int = 2) -> int:
 def experts_dequantize(stack: Stack, expert: int, out: Tensor) -> Tensor:
     """The weights of one expert, [out, in] of the dtype of `out` (float16, bfloat16 or float32): for prefill.
 
-    Bit for bit the definition of the format. Raises ValueError by name; for codebooks, whose Linears have that of
-    their own (`vq_dequantize`).
+    Bit for bit the definition of the format. Raises ValueError by name; for codebooks and GGUF blocks, whose Linears
+    have that of their own (`vq_dequantize`, `gguf_dequantize`).
     """
     op = "experts_dequantize"
-    if isinstance(stack, VqStack):
-        raise ValueError(f"{op}: the stack is of codebooks, must be of another format")
+    if isinstance(stack, TableStack):
+        raise ValueError(f"{op}: the stack is of {_kind(stack)}, must be of another format")
     check_expert(op, stack, expert)
     if isinstance(stack, Mxfp4Stack):
         matrix = Mxfp4Operand(stack.blocks[expert].view(stack.out_features, -1), stack.scales[expert])
@@ -288,6 +303,10 @@ def experts_dequantize(stack: Stack, expert: int, out: Tensor) -> Tensor:
         rows = (expert * stack.out_features, stack.out_features)
         return nf4_kernel.nf4_dequantize(stack.matrix, out.dtype, out, rows)
     return out.copy_(stack[expert])
+
+
+def _kind(stack: VqStack | GgufStack) -> str:
+    return "codebooks" if isinstance(stack, VqStack) else "GGUF blocks"
 
 
 def _check_operands(op: str, x: Tensor, stack: Stack, bias: Tensor | None, chosen: Tensor) -> int:

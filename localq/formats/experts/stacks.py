@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from localq.formats.codebooks.experts_kernel import VqStack, check_vq_stack
+from localq.formats.gguf.experts_kernel import GgufStack, check_gguf_stack
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4.kernel import Nf4Operand
+from localq.formats.table_stack import TableStack
 from localq.kernels.checks import HALF_TYPES, addresses, check
 
 MXFP4_BLOCK = 32
@@ -81,7 +83,7 @@ class Nf4Stack:
         return self.nbytes // self.experts * active
 
 
-Stack = Mxfp4Stack | Nf4Stack | VqStack | Tensor  # a Tensor is T [E, out, in], T of x
+Stack = Mxfp4Stack | Nf4Stack | VqStack | GgufStack | Tensor  # a Tensor is T [E, out, in], T of x
 
 
 def shape_of(stack: Stack) -> tuple[int, int, int]:
@@ -105,10 +107,10 @@ def device_of(stack: Stack) -> torch.device:
 
 
 def leading(stack: Stack) -> Tensor:
-    """Its codes, or the stack itself in 16 bit; of codebooks the table that says where they are."""
+    """Its codes, or the stack itself in 16 bit; of matrices that lie anywhere the table that says where."""
     if isinstance(stack, Tensor):
         return stack
-    if isinstance(stack, VqStack):
+    if isinstance(stack, TableStack):
         return stack.table
     return stack.blocks if isinstance(stack, Mxfp4Stack) else stack.matrix.codes
 
@@ -117,6 +119,8 @@ def check_stack(op: str, stack: Stack, dtype: torch.dtype, device: torch.device)
     """Raises ValueError, naming the tensor, unless the kernels read it beside x of `dtype` on `device`."""
     if isinstance(stack, VqStack):
         return check_vq_stack(op, stack, dtype, device)
+    if isinstance(stack, GgufStack):
+        return check_gguf_stack(op, stack, dtype, device)
     if isinstance(stack, Mxfp4Stack):
         shape = tuple(stack.blocks.shape)
         if len(shape) != 4 or shape[3] != MXFP4_BLOCK // 2 or tuple(stack.scales.shape) != shape[:3]:

@@ -8,10 +8,11 @@ P.blocks      u8 [out, in / values * bytes]   as in the file, rows and whole mat
 P.block_type  int32 [1]                       ggml's number of the type (GGMLQuantizationType)
 P.places      int16 [in / 8]                  only where columns are stored in another order: the bits of a u16;
                                               columns 8i .. 8i + 7 are the stored ones from 8 places[i] on
+P.factor      f32 [1]                         only of NVFP4 whose file has one beside the matrix: multiplies the weights
 
 These are names of localq: `formats.checkpoint` gives the tensors of a .gguf file by them. Kernels read the types of
-`tiles.TILED_TYPES`, in an order of their own; torch dequantizes the others (IQ1, IQ2, IQ3, ternary, MXFP4, NVFP4, Q1_0)
-for every product, which is slow.
+`tiles.TILED_TYPES`, in an order of their own; torch dequantizes Q1_0 for every product, which is
+slow. Matrices in MXFP4 get the names of `formats.mxfp4`, where its kernels read them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from localq.errors import bad_file
-from localq.files.gguf.block_types import BLOCK_TYPES, by_name
+from localq.files.gguf.block_types import BLOCK_TYPES, WITH_FACTORS, by_name
 from localq.files.json_files import DAMAGED
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.gguf.codec import UNPACK, Packed, dequantize
@@ -38,7 +39,7 @@ __all__ = ["BLOCK", "VARIANTS", "Linear", "Packed", "bytes", "dequantize", "fits
 quant_method = "gguf"
 BLOCK = 256  # columns are a multiple of it in what `sample` makes in every type
 VARIANTS = ("Q4_K", *(type for type in TILED_TYPES if type != "Q4_K"))
-suffixes = (".blocks", ".block_type", ".places")
+suffixes = (".blocks", ".block_type", ".places", ".factor")
 
 
 def bytes(out: int, columns: int, type: str = "Q4_K") -> int:
@@ -77,12 +78,14 @@ def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
     """[out, in] of the Linear `prefix`, from headers and the type; LocalqError (exit 8) where they are unsound."""
     blocks, kind = checkpoint.tensors[prefix + ".blocks"], by_name(_type(checkpoint, prefix))
     if blocks.dtype != "uint8" or len(blocks.shape) != 2 or not all(blocks.shape) or blocks.shape[1] % kind.bytes:
-        why = f"{list(blocks.shape)} {blocks.dtype} is not a matrix of whole {kind.name} blocks of {kind.bytes} bytes"
+        why = (
+            f"{blocks.dtype} data of shape {list(blocks.shape)} is not a matrix of {kind.bytes}-byte {kind.name} blocks"
+        )
         raise bad_file(prefix, why, DAMAGED)
     shape = blocks.shape[0], blocks.shape[1] // kind.bytes * kind.values
     places = checkpoint.tensors.get(prefix + ".places")
     if places is not None and (places.dtype != "int16" or places.shape != (shape[1] // 8,)):
-        raise bad_file(prefix, f"places have shape {list(places.shape)}, expected [{shape[1] // 8}]", DAMAGED)
+        raise bad_file(prefix, f"places have shape {list(places.shape)}; expected [{shape[1] // 8}]", DAMAGED)
     return shape
 
 
@@ -91,29 +94,48 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     stored_shape(checkpoint, prefix)
     places = checkpoint.read(prefix + ".places") if prefix + ".places" in checkpoint.tensors else None
     if places is not None and not torch.equal(places.sort().values, torch.arange(len(places), dtype=torch.int16)):
-        raise bad_file(prefix, "places are not an order of its columns", DAMAGED)
-    return Packed(checkpoint.read(prefix + ".blocks"), _type(checkpoint, prefix), places)
+        raise bad_file(prefix, "places is not a permutation of the columns", DAMAGED)
+    return Packed(checkpoint.read(prefix + ".blocks"), _type(checkpoint, prefix), places, _factor(checkpoint, prefix))
 
 
 def layout(out: int, columns: int, scheme: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Suffix -> (dtype, shape) of the tensors of a matrix [out, in]."""
+    """Suffix -> (dtype, shape) of the tensors of a matrix [out, in], in NVFP4 with a factor."""
     kind = by_name(scheme or VARIANTS[0])
     shape = out, columns // kind.values * kind.bytes
-    return {".blocks": (torch.uint8, shape), ".block_type": (torch.int32, (1,))}
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {".blocks": (torch.uint8, shape)}
+    tensors[".block_type"] = torch.int32, (1,)
+    if kind.name == WITH_FACTORS:
+        tensors[".factor"] = torch.float32, (1,)
+    return tensors
 
 
 def stored(packed: Packed) -> dict[str, Tensor]:
     """The checkpoint tensors of a matrix by suffix, where they lie; `from_checkpoint` reads them."""
     number = torch.tensor([by_name(packed.type).number], dtype=torch.int32, device=packed.blocks.device)
     tensors = {".blocks": packed.blocks, ".block_type": number}
-    return tensors if packed.places is None else {**tensors, ".places": packed.places}
+    if packed.places is not None:
+        tensors[".places"] = packed.places
+    if packed.factor != 1:
+        tensors[".factor"] = torch.tensor([packed.factor], dtype=torch.float32, device=packed.blocks.device)
+    return tensors
 
 
 def quantization_config(
     compute_dtype: str, skipped: list[str], scheme: str = "", columns: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """config.json's entry of that name. `skipped` are the Linear modules that stay unquantized."""
+    """The entry `quantization_config` of config.json. `skipped`: the Linear modules that stay unquantized."""
     return {"quant_method": quant_method, "modules_to_not_convert": skipped or None}
+
+
+def _factor(checkpoint: Checkpoint, prefix: str) -> float:
+    """The factor of the weights. Raises LocalqError (exit 8) unless it is a number."""
+    name = prefix + ".factor"
+    if name not in checkpoint.tensors:
+        return 1.0
+    stored = checkpoint.read(name)
+    if stored.shape != (1,) or not bool(torch.isfinite(stored).all()):
+        raise bad_file(prefix, f"its factor is {stored.flatten()[:4].tolist()}, expected one number", DAMAGED)
+    return float(stored)
 
 
 def _type(checkpoint: Checkpoint, prefix: str) -> str:
@@ -124,5 +146,5 @@ def _type(checkpoint: Checkpoint, prefix: str) -> str:
     number = int(checkpoint.read(name))
     kind = BLOCK_TYPES.get(number)
     if kind is None or kind.name not in UNPACK:
-        raise bad_file(prefix, f"its blocks have the unknown type {number}", DAMAGED)
+        raise bad_file(prefix, f"the blocks have unknown type {number}", DAMAGED)
     return kind.name

@@ -36,6 +36,7 @@ class Packed:
 
     places   int16 [in/8], the bits of a u16, or None: columns 8i to 8i + 7 of the matrix are the stored ones from
              8 places[i] on
+    factor   multiplies the weights: of NVFP4, whose files may have one for each matrix beside the blocks
 
     Raises ValueError for blocks that are not a matrix of whole blocks, and for a type that cannot be dequantized.
     """
@@ -43,6 +44,7 @@ class Packed:
     blocks: Tensor
     type: str
     places: Tensor | None = None
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
         size = _block_type(self.type).bytes
@@ -127,6 +129,8 @@ def _chunk(packed: Packed, first: int, count: int) -> Tensor:
     """
     blocks = packed.blocks[first : first + count].reshape(-1, by_name(packed.type).bytes)
     stored = dequantize_blocks(blocks, packed.type)
+    if packed.factor != 1:
+        stored *= packed.factor
     if packed.places is None:
         return stored.view(count, packed.shape[1])
     return stored.view(count, -1, WORD)[:, words_of(packed.places)].flatten(1)

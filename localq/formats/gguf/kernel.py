@@ -17,7 +17,7 @@ from localq import kernels
 from localq.files.gguf.block_types import by_name
 from localq.formats.gguf import tiles
 from localq.kernels import gemv
-from localq.kernels.checks import TYPES, addresses, check, check_cuda, place
+from localq.kernels.checks import TYPES, addresses, check, check_cuda, place, slab_arguments
 from localq.kernels.operand import Operand, address, equal
 
 WIDEST = 32_768  # columns of x beside the weights in shared memory, which is 99 KiB on the smallest card
@@ -31,11 +31,13 @@ class GgufOperand(Operand):
     type     of the blocks, by ggml's name: one of `tiles.TILED_TYPES`
     places   int16 [in/8], the bits of a u16, or None: columns 8i to 8i + 7 of x meet the stored columns from
              8 places[i] on
+    factor   multiplies the weights; 1 of all types but NVFP4
     """
 
     blocks: Tensor
     type: str
     places: Tensor | None = None
+    factor: float = 1.0
     shared: ClassVar[tuple[str, ...]] = ("places",)
 
     @property
@@ -114,8 +116,7 @@ def gguf_gemv(
     for matrix in operands:
         check_matrix(op, matrix)
         check(op, "blocks", matrix.blocks, x.device, (torch.uint8,), matrix.blocks.numel())
-        if matrix.in_features != x.shape[1]:
-            raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
+        gemv.check_columns(op, x, matrix.in_features)
         if matrix.type != first.type:
             raise ValueError(f"{op}: blocks are {matrix.type}, those of the first {first.type}")
     out, prepared = gemv.prepare(op, x, operands, norm, residual, activation, out)
@@ -130,7 +131,7 @@ def gguf_gemv(
 
 
 def gguf_dequantize(matrix: GgufOperand, first: int, out: Tensor) -> Tensor:
-    """Rows of the weights from `first` on, a multiple of 16, into `out` [count, in] and `out`; count is one as well.
+    """Dequantize rows from `first` on into `out` [count, in]; `first` and count are multiples of 16.
 
     Of any float dtype of 16 or 32 bits, columns as stored; bit-exact with `localq.formats.gguf.codec`.
 
@@ -143,10 +144,7 @@ def gguf_dequantize(matrix: GgufOperand, first: int, out: Tensor) -> Tensor:
     kernels.module().gguf_dequantize(
         matrix=arguments(matrix),
         block_type=by_name(matrix.type).number,
-        out=out.data_ptr(),
-        type=TYPES[out.dtype],
-        row_begin=first,
-        row_count=out.shape[0],
+        **slab_arguments(first, out),
         **place(matrix.blocks),
     )
     return out
@@ -181,10 +179,11 @@ def check_matrix(op: str, matrix: GgufOperand) -> None:
         check(op, "places", matrix.places, matrix.blocks.device, (torch.int16,), matrix.in_features // 8)
 
 
-def arguments(matrix: GgufOperand) -> dict[str, int]:
+def arguments(matrix: GgufOperand) -> dict[str, float]:
     """The fields that csrc/gguf/bind.cpp reads, by name."""
     return {
         **addresses(blocks=matrix.blocks, places=matrix.places),
         "out_features": matrix.out_features,
         "in_features": matrix.in_features,
+        "factor": matrix.factor,
     }

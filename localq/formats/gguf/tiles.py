@@ -21,6 +21,7 @@ TILED_AT_A_TIME = 2**23  # bytes, of which the temporaries of 1-bit fields take 
 # Order of the eight fields of a word of nibbles: offset of the column, and whether the row is g + 8.
 _NIBBLE_COLUMN = torch.tensor([0, 0, 2, 2, 1, 1, 3, 3])
 _NIBBLE_UPPER = torch.tensor([0, 1] * 4)
+_DIGIT_COLUMN = torch.tensor([0, 2, 1, 3])  # of the bytes of a word of ternary digits
 
 Field = Callable[[Tensor], Tensor]  # column -> number of its field in a block of a row
 
@@ -143,6 +144,13 @@ def _nibbles(field: Field, columns: int, *, split: bool = False) -> _FieldRun:
     return _FieldRun(4, (lane // 4 + 8 * _NIBBLE_UPPER[place], field(column)))
 
 
+def _nibbles_of_16(field: Field) -> _FieldRun:
+    """Words of nibbles of 64 columns; a lane has 16 that follow each other."""
+    lane, word, place = _axes(32, 4, 8)
+    column = 16 * (lane % 4) + 4 * word + _NIBBLE_COLUMN[place]
+    return _FieldRun(4, (lane // 4 + 8 * _NIBBLE_UPPER[place], field(column)))
+
+
 def _ordered_nibbles(field: Field, columns: int) -> _FieldRun:
     """Words of four columns of row g, then of row g + 8."""
     together = min(columns // 32, 2)
@@ -209,6 +217,60 @@ def _headers(first: int, size: int, flip: int = 0) -> _FieldRun:
     return _FieldRun(8, (row, first + byte), flip)
 
 
+def _scales_of_16() -> _FieldRun:
+    """A byte for 16 columns of a row, in the order of `_nibbles_of_16`."""
+    lane, upper = _axes(32, 2)
+    return _FieldRun(8, (lane // 4 + 8 * upper, lane % 4))
+
+
+def _of_lanes(first: int, step: int) -> _FieldRun:
+    """A byte for 8 columns of a row, from `first` on, `step` bytes to the next 32 columns: 16 bytes a lane."""
+    lane, run, upper = _axes(32, 8, 2)
+    return _FieldRun(8, (lane // 4 + 8 * upper, first + step * run + lane % 4))
+
+
+def _codes_of_iq2_xs() -> _FieldRun:
+    """Two bytes for 8 columns of a row; 16 bytes a lane are those of 128 columns."""
+    half, lane, run, upper, byte = _axes(2, 32, 4, 2, 2)
+    return _FieldRun(8, (lane // 4 + 8 * upper, 2 + 2 * (4 * (4 * half + run) + lane % 4) + byte))
+
+
+def _codes_of_iq3() -> _FieldRun:
+    """A byte for 4 columns of a row; 16 bytes a lane are those of 128 columns."""
+    half, lane, run, upper, code = _axes(2, 32, 4, 2, 2)
+    return _FieldRun(8, (lane // 4 + 8 * upper, 2 + 8 * (4 * half + run) + 2 * (lane % 4) + code))
+
+
+def _words_of_runs(first: int, step: int) -> _FieldRun:
+    """A word of 32 bits for 32 columns of a row, `step` bytes to the next, in pairs of rows g and g + 8."""
+    run, g, upper, byte = _axes(8, 8, 2, 4)
+    return _FieldRun(8, (g + 8 * upper, first + step * run + byte))
+
+
+def _halves_of_runs(first: int) -> _FieldRun:
+    """16 bits for 32 columns of a row, in pairs of rows g and g + 8."""
+    run, g, upper, byte = _axes(8, 8, 2, 2)
+    return _FieldRun(8, (g + 8 * upper, first + 2 * run + byte))
+
+
+def _digits(first: int, count: int) -> _FieldRun:
+    """`count` bytes of a row, 16 together: words of four, of row g and of row g + 8, for each lane."""
+    lane, run, upper, place = _axes(32, count // 16, 2, 4)
+    return _FieldRun(8, (lane // 4 + 8 * upper, first + 16 * run + 4 * (lane % 4) + _DIGIT_COLUMN[place]))
+
+
+def _last_digits(first: int) -> _FieldRun:
+    """A word of four bytes of row g and of row g + 8, for all lanes of a row."""
+    g, upper, place = _axes(8, 2, 4)
+    return _FieldRun(8, (g + 8 * upper, first + _DIGIT_COLUMN[place]))
+
+
+def _bytes_of_runs(first: int) -> _FieldRun:
+    """A byte for 32 columns of a row, in pairs of rows g and g + 8."""
+    run, g, upper = _axes(8, 8, 2)
+    return _FieldRun(8, (g + 8 * upper, first + run))
+
+
 def _halves_of(first: int, columns: int) -> Field:
     """Nibbles: the first `columns` columns in the lower ones of a run of bytes, the next in the upper ones."""
 
@@ -252,5 +314,15 @@ _SECTIONS: dict[str, Callable[[], list[_FieldRun]]] = {
         _numbers(208),
     ],
     "IQ4_XS": lambda: [_ordered_nibbles(_halves_of(8, 16), 256), _headers(0, 8)],
+    "NVFP4": lambda: [_nibbles_of_16(_halves_of(4, 8)), _scales_of_16()],
+    "IQ2_XXS": lambda: [_of_lanes(2, 8), _words_of_runs(6, 8), _numbers(0)],
+    "IQ2_XS": lambda: [_codes_of_iq2_xs(), _headers(66, 8), _numbers(0)],
+    "IQ2_S": lambda: [_of_lanes(2, 4), _bytes_of_runs(66), _of_lanes(34, 4), _headers(74, 8), _numbers(0)],
+    "IQ3_XXS": lambda: [_codes_of_iq3(), _words_of_runs(66, 4), _numbers(0)],
+    "IQ3_S": lambda: [_codes_of_iq3(), _bytes_of_runs(66), _of_lanes(74, 4), _headers(106, 4), _numbers(0)],
+    "IQ1_S": lambda: [_of_lanes(2, 4), _halves_of_runs(34), _numbers(0)],
+    "IQ1_M": lambda: [_of_lanes(0, 4), _halves_of_runs(32), _headers(48, 8)],
+    "TQ1_0": lambda: [_digits(0, 32), _digits(32, 16), _last_digits(48), _numbers(52)],
+    "TQ2_0": lambda: [_pairs(_quarters_of(0)), _numbers(64)],
 }
 TILED_TYPES = tuple(_SECTIONS)

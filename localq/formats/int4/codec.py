@@ -1,8 +1,8 @@
 """4-bit weights in memory: codes, a scale and a zero point for each group of columns; and their arithmetic.
 
-`formats.int4.awq`, `gptq` and `compressed` specify files. A matrix [out, in] in groups of `group` columns, groups =
-ceil(in / group). Column k of the packed form belongs to group k // group and is column order[k] of the matrix (k itself
-without an order):
+`formats.int4.awq`, `gptq` and `compressed` specify files, `eight_bits` has 8 bits. Codes of 2
+and 3 bits are held as 4. A matrix [out, in] in groups of `group` columns, groups = ceil(in / group). Column k of the
+packed form belongs to group k // group and is column order[k] of the matrix (k itself without an order):
 
 codes   u8 [out, in / 2]        byte j of a row: column 2j in the low nibble, column 2j + 1 in the high one
 scales  f  [groups, out]        float16, bfloat16 or float32, as stored

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, addresses, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, addresses, check, check_cuda, place, slab_arguments
 from localq.kernels.operand import Operand, address, equal
 
 ROWS, COLUMNS = 16, 64  # out and in are multiples of them
@@ -101,8 +101,7 @@ def int4_gemv(
     for matrix in operands:
         check_matrix(op, matrix)
         check(op, "codes", matrix.codes, x.device, (torch.uint8,), matrix.codes.numel())
-        if matrix.in_features != x.shape[1]:
-            raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
+        gemv.check_columns(op, x, matrix.in_features)
         if not reads(matrix):
             raise ValueError(
                 f"{op}: groups of {matrix.group} columns, scales of {matrix.scales.dtype}: must be a multiple of "
@@ -136,10 +135,7 @@ def int4_dequantize(matrix: Int4Operand, first: int, out: Tensor) -> Tensor:
     kernels.module().int4_dequantize(
         matrix=arguments(matrix),
         stored=TYPES[matrix.scales.dtype],
-        out=out.data_ptr(),
-        type=TYPES[out.dtype],
-        row_begin=first,
-        row_count=out.shape[0],
+        **slab_arguments(first, out),
         **place(matrix.codes),
     )
     return out

@@ -9,21 +9,18 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from localq.formats.int4 import kernel as int4_kernel
 from localq.formats.int4 import tiles as int4_tiles
 from localq.formats.int4.codec import Packed, columns_of, dequantize, dequantize_rows
 from localq.formats.int4.kernel import Int4Operand
-from localq.formats.linear import SlabLinear
-from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES
+from localq.formats.linear import TiledLinear
 
 
-class Int4Linear(SlabLinear):
+class Int4Linear(TiledLinear):
     """y = W x + b with W of 4 bits (`formats.int4.codec`). x [T, in] of any float dtype -> [T, out] of the same dtype.
 
-    tiled    codes, scales and zeros are in the order that the kernels read (`tile_`); `packed` has them row by row
+    tiled    codes, scales and zeros are in tiles; `packed` has them row by row
 
     On the CPU it is the reference; the loader replaces it there by a dequantized nn.Linear.
     """
@@ -36,7 +33,7 @@ class Int4Linear(SlabLinear):
 
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
         super().__init__(packed.shape, bias)
-        self.group, self.in_order, self.tiled = packed.group, packed.in_order, False
+        self.group, self.in_order = packed.group, packed.in_order
         for name in ("codes", "scales", "zeros", "order"):
             self.register_buffer(name, getattr(packed, name))
 
@@ -52,56 +49,44 @@ class Int4Linear(SlabLinear):
 
     def operand(self) -> Int4Operand | None:
         """The buffers; None where they are not tiled."""
-        if not self.tiled:
-            return None
-        return Int4Operand(self.codes, self.scales, self.zeros, self._order, self.group, bias=self.bias)
+        return self._operand if self.tiled else None
 
     @property
-    def _order(self) -> Tensor | None:
-        """`order`, where it changes anything."""
-        return None if self.in_order else self.order
+    def _operand(self) -> Int4Operand:
+        order = None if self.in_order else self.order
+        return Int4Operand(self.codes, self.scales, self.zeros, order, self.group, bias=self.bias)
 
-    def tile_(self) -> Int4Linear:
-        """Put the buffers into the order that the kernels read, in place; matrices of odd sizes stay as they are."""
-        if not self.tiled and int4_tiles.tiles(self.shape):
-            int4_tiles.tile_(self._held)
-            self.tiled = True
-        return self
+    def reorder_(self) -> bool:
+        """Put the buffers into tiles, in place; False for matrices of odd sizes."""
+        if not int4_tiles.tiles(self.shape):
+            return False
+        int4_tiles.tile_(self._held)
+        return True
 
-    def forward(self, x: Tensor) -> Tensor:
-        """W x + b."""
-        if not x.is_cuda:
-            return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        operand = self.operand()
-        few = x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES
-        if operand is None or not few or not int4_kernel.reads(replace(operand, order=None)):
-            return self._by_slabs(x)
-        if x.shape[0] > 1 or not int4_kernel.reads(operand):  # which may be too much for the kernel to gather
-            x, operand = self._ordered(x), replace(operand, order=None)
-        return int4_kernel.int4_gemv(x, [operand])
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """W in `dtype` [out, in], its columns as those of x."""
+        return dequantize(self.packed, dtype)
 
-    def product_of_rows(self, x: Tensor, first: int, count: int, bias: Tensor | None) -> Tensor:
-        """x [T, in] -> [T, count], x put into the order of the columns first."""
-        return super().product_of_rows(self._ordered(x), first, count, bias)
-
-    def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """Rows of W in `dtype`; columns lie as they are packed, in the order of their groups."""
-        if out is None:
-            out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        if self.tiled and out.is_cuda:
-            return self.unpack(first, out)
+    def dequantized_by_torch(self, first: int, out: Tensor) -> Tensor:
+        """Rows of W from `first` on into `out` [count, in], and `out`; columns in the order of their groups."""
         packed = self._held
         if self.tiled:
-            packed, first = int4_tiles.untile_rows(packed, first, count), 0
+            packed, first = int4_tiles.untile_rows(packed, first, len(out)), 0
         return dequantize_rows(replace(packed, order=None, in_order=True), first, out)
 
-    def unpack(self, first: int, out: Tensor) -> Tensor:
-        """Of tiles; columns lie in the order of their groups."""
-        operand = self.operand()
-        if operand is None:
-            raise ValueError(f"unpack: {self.shape} is not in tiles")
-        return int4_kernel.int4_dequantize(operand, first, out)
+    def unpack_tiles(self, first: int, out: Tensor) -> Tensor:
+        """As `unpack`, by `int4_dequantize`."""
+        return int4_kernel.int4_dequantize(self._operand, first, out)
 
-    def _ordered(self, x: Tensor) -> Tensor:
-        """x with its columns as the weights have theirs."""
-        return x if self._order is None else x.index_select(1, columns_of(self._order))
+    def product_of_few(self, x: Tensor) -> Tensor | None:
+        """W x + b by `int4_gemv`; None where it does not read the groups."""
+        operand = self._operand
+        if not int4_kernel.reads(replace(operand, order=None)):
+            return None
+        if x.shape[0] > 1 or not int4_kernel.reads(operand):  # which may be too much for the kernel to gather
+            x, operand = self.in_stored_order(x), replace(operand, order=None)
+        return int4_kernel.int4_gemv(x, [operand])
+
+    def in_stored_order(self, x: Tensor) -> Tensor:
+        """x with its columns in the order of their groups."""
+        return x if self.in_order or self.order is None else x.index_select(1, columns_of(self.order))

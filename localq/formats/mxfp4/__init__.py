@@ -14,6 +14,9 @@ In a checkpoint the parameter N [out, in] is N_blocks and N_scales. A Linear P t
 P.weight_scales. That use of the rule is ours: no other project publishes or reads Linears of dense models in this
 layout. The experts of gpt-oss, which defines it, are stacks [experts, out, ...]: `formats.mxfp4.experts`.
 
+compressed-tensors (`mxfp4-pack-quantized`) has the same bytes as P.weight_packed [out, in/2] and P.weight_scale
+[out, in/32], which are read too. Its `decompress` rounds to bf16, in which a weight is exact.
+
 Quantizing follows section 6.3 of the specification: the scale is 2 to the floor of log2 of the largest magnitude in
 the block, less 2, the largest exponent of E2M1; weights over it are rounded to the nearest value, ties to the even
 code, and saturate at 6 (a block's largest may lie at up to 8). So do the reference implementations of its authors
@@ -62,6 +65,7 @@ __all__ = [
     "join",
     "joined_bytes",
     "layout",
+    "namings",
     "placed_bytes",
     "quant_method",
     "quantization_config",
@@ -77,7 +81,9 @@ __all__ = [
 
 quant_method = "mxfp4"
 VARIANTS = ("",)
-suffixes = (".weight_blocks", ".weight_scales")
+OWN, COMPRESSED = (".weight_blocks", ".weight_scales"), (".weight_packed", ".weight_scale")
+suffixes = OWN
+namings = (OWN, COMPRESSED)
 
 
 class Linear(SlabLinear):
@@ -141,7 +147,7 @@ def bytes(out: int, columns: int) -> int:
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
     """Does the checkpoint hold the Linear `prefix` in MXFP4?"""
-    return prefix + suffixes[0] in tensors
+    return prefix + OWN[0] in tensors or _is_compressed(tensors, prefix)
 
 
 def stored_bytes(tensors: Mapping[str, Any], prefix: str) -> int:
@@ -151,13 +157,20 @@ def stored_bytes(tensors: Mapping[str, Any], prefix: str) -> int:
 
 def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
     """Bytes of codes and of scales, there and on the device."""
-    return [tensors[prefix + suffix].nbytes for suffix in suffixes if prefix + suffix in tensors]
+    names = COMPRESSED if _is_compressed(tensors, prefix) else OWN
+    return [tensors[prefix + suffix].nbytes for suffix in names if prefix + suffix in tensors]
+
+
+def _is_compressed(tensors: Mapping[str, Any], prefix: str) -> bool:
+    """Whether `prefix` has the names of compressed-tensors: bytes of codes and bytes of scales."""
+    codes, scales = (tensors.get(prefix + name) for name in COMPRESSED)
+    return codes is not None and scales is not None and codes.dtype == scales.dtype == "uint8"
 
 
 def layout(out: int, columns: int, scheme: str = "") -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Suffix -> (dtype, shape) of the tensors that `to_tensors` makes for a matrix [out, in]."""
     blocks = columns // BLOCK
-    return {suffixes[0]: (torch.uint8, (out, blocks, BLOCK // 2)), suffixes[1]: (torch.uint8, (out, blocks))}
+    return {OWN[0]: (torch.uint8, (out, blocks, BLOCK // 2)), OWN[1]: (torch.uint8, (out, blocks))}
 
 
 def to_tensors(packed: Packed, prefix: str) -> dict[str, Tensor]:
@@ -167,7 +180,7 @@ def to_tensors(packed: Packed, prefix: str) -> dict[str, Tensor]:
 
 def stored(packed: Packed) -> dict[str, Tensor]:
     """The same by suffix, where they lie."""
-    return dict(zip(suffixes, (packed.codes.reshape(packed.shape[0], -1, BLOCK // 2), packed.scales), strict=True))
+    return dict(zip(OWN, (packed.codes.reshape(packed.shape[0], -1, BLOCK // 2), packed.scales), strict=True))
 
 
 def quantization_config(
@@ -182,15 +195,23 @@ def quantization_config(
 
 def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
     """[out, in] of the Linear `prefix`, by its tensors; raises LocalqError (exit 8) where they do not fit together."""
-    out, columns = checked(checkpoint, f"{prefix}.weight", 2)
-    return out, columns
+    if not _is_compressed(checkpoint.tensors, prefix):
+        out, columns = checked(checkpoint, f"{prefix}.weight", 2)
+        return out, columns
+    codes, scales = (checkpoint.tensors[prefix + suffix] for suffix in COMPRESSED)
+    shape = tuple(codes.shape)
+    if len(shape) != 2 or not all(shape) or tuple(scales.shape) != (shape[0], 2 * shape[1] / BLOCK):
+        found = f"weight_packed has shape {list(shape)}, but weight_scale has shape {list(scales.shape)}"
+        raise bad_file(prefix, f"damaged MXFP4 weights: {found[:120]}", DAMAGED)
+    return shape[0], 2 * shape[1]
 
 
 def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     """The matrix of the Linear `prefix`, on the CPU; raises LocalqError (exit 8) unless every part is sound."""
     out, columns = stored_shape(checkpoint, prefix)
-    codes = checkpoint.read(prefix + suffixes[0]).reshape(out, columns // 2)
-    return Packed(codes, read_scales(checkpoint, f"{prefix}.weight"))
+    names = COMPRESSED if _is_compressed(checkpoint.tensors, prefix) else OWN
+    codes = checkpoint.read(prefix + names[0]).reshape(out, columns // 2)
+    return Packed(codes, read_scales(checkpoint, prefix + names[1]))
 
 
 def checked(checkpoint: Checkpoint, name: str, dimensions: int) -> tuple[int, ...]:
@@ -211,8 +232,8 @@ def checked(checkpoint: Checkpoint, name: str, dimensions: int) -> tuple[int, ..
 
 
 def read_scales(checkpoint: Checkpoint, name: str) -> Tensor:
-    """The scales of the parameter `name`; raises LocalqError (exit 8) where one of them stands for NaN."""
-    scales = checkpoint.read(f"{name}_scales")
+    """The scales `name`; raises LocalqError (exit 8) where one of them stands for NaN."""
+    scales = checkpoint.read(name)
     if int(scales.max()) == NOT_A_NUMBER:
-        raise bad_file(name, f"damaged MXFP4 weights: a scale is {NOT_A_NUMBER}, which means NaN", DAMAGED)
+        raise bad_file(name, f"damaged MXFP4 weights: a scale is {NOT_A_NUMBER}, which encodes NaN", DAMAGED)
     return scales

@@ -80,7 +80,7 @@ def quantize(weight: Tensor) -> Packed:
     """
     if weight.dim() != 2 or weight.shape[1] % BLOCK or not weight.numel():
         raise bad_file(
-            "weight", f"MXFP4 needs a column count divisible by {BLOCK}; this matrix is {list(weight.shape)}"
+            "weight", f"MXFP4 requires a column count divisible by {BLOCK}; this matrix has shape {list(weight.shape)}"
         )
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise bad_file("weight", f"MXFP4 supports 16-bit and 32-bit floats, not {weight.dtype}")
@@ -98,7 +98,7 @@ def _quantize_rows(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
     sizes = blocks.abs()
     largest = sizes.amax(dim=-1)
     if not torch.isfinite(largest).all():
-        raise bad_file("weight", "contains NaN or infinity")
+        raise bad_file("weight", "the weights contain NaN or infinity")
     exponent = torch.frexp(largest).exponent - 1  # floor(log2), exactly
     scales.copy_((exponent - LARGEST_EXPONENT + BIAS).clamp_(min=0).masked_fill_(largest == 0, 0))
     inverse = (2 * BIAS - scales.to(torch.int32)) << 23  # 2 ** (127 - s): no s is above 252, so this is a normal number

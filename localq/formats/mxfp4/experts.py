@@ -48,7 +48,7 @@ def from_checkpoint(checkpoint: Checkpoint, name: str) -> mxfp4.Packed:
     Raises LocalqError (exit 8) unless it is sound.
     """
     experts, out, columns = stored_shape(checkpoint, name)
-    scales = mxfp4.read_scales(checkpoint, name)
+    scales = mxfp4.read_scales(checkpoint, f"{name}_scales")
     codes = checkpoint.read(name + suffixes[0])
     return mxfp4.Packed(codes.reshape(experts * out, columns // 2), scales.reshape(experts * out, -1))
 

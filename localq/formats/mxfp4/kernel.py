@@ -80,8 +80,7 @@ def mxfp4_gemv(
     gemv.check_x(op, x, [matrix.codes for matrix in operands])
     for matrix in operands:
         check_matrix(op, matrix, COLUMNS)
-        if matrix.in_features != x.shape[1]:
-            raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
+        gemv.check_columns(op, x, matrix.in_features)
         check(op, "codes", matrix.codes, x.device, (torch.uint8,), matrix.codes.numel())
     out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "codes", operands[0].codes)

@@ -120,7 +120,7 @@ def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
     """Does the checkpoint hold the Linear `prefix` in NF4? Raises LocalqError where it holds it in FP4."""
     if prefix + FP4_SUFFIX in tensors:
-        raise bad_file(prefix, "stored as bitsandbytes FP4, which localq does not support", "Use an NF4 checkpoint.")
+        raise bad_file(prefix, "bitsandbytes FP4 is not supported", "Use an NF4 checkpoint.")
     return prefix + STATE_SUFFIX in tensors
 
 
@@ -234,7 +234,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
 def _read_state(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
     """The JSON of the quantization state, every field checked."""
     raw = _part(checkpoint, prefix, STATE_SUFFIX)
-    _require(prefix, raw.dtype == torch.uint8 and raw.numel() <= 4096, "quant_state is not a short string")
+    _require(prefix, raw.dtype == torch.uint8 and raw.numel() <= 4096, "quant_state is malformed or too long")
     try:
         text = raw.numpy().tobytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -250,11 +250,11 @@ def _read_state(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
     _require(
         prefix, state.get("quant_type") == "nf4", f"quant_type is {str(state.get('quant_type'))[:20]!r}, not 'nf4'"
     )
-    _require(prefix, state.get("blocksize") == BLOCK, f"blocksize {str(state.get('blocksize'))[:20]} is not {BLOCK}")
+    _require(prefix, state.get("blocksize") == BLOCK, f"blocksize is {str(state.get('blocksize'))[:20]}, not {BLOCK}")
     _require(prefix, isinstance(state.get("dtype"), str) and state["dtype"] in DTYPES, "unknown dtype")
     if "nested_offset" in state:
         nested = state.get("nested_blocksize")
-        _require(prefix, nested == NESTED_BLOCK, f"nested_blocksize {str(nested)[:20]} is not {NESTED_BLOCK}")
+        _require(prefix, nested == NESTED_BLOCK, f"nested_blocksize is {str(nested)[:20]}, not {NESTED_BLOCK}")
         offset = state["nested_offset"]
         small = type(offset) in (int, float) and abs(offset) <= torch.finfo(torch.float32).max
         _require(prefix, small, "nested_offset is not a 32-bit number")
@@ -271,7 +271,7 @@ def _floats(checkpoint: Checkpoint, prefix: str, suffix: str, count: int) -> Ten
     """A finite f32 tensor of `count` values."""
     values = _part(checkpoint, prefix, suffix)
     fits = values.dtype == torch.float32 and values.shape == (count,)
-    _require(prefix, fits, f"{suffix[8:]} is {values.dtype} {list(values.shape)}, expected float32 [{count}]")
+    _require(prefix, fits, f"{suffix[8:]} is {values.dtype} {list(values.shape)}; expected float32 [{count}]")
     _require(prefix, bool(torch.isfinite(values).all()), f"{suffix[8:]} contains NaN or infinity")
     return values
 

@@ -96,7 +96,9 @@ def quantize(weight: Tensor, device: torch.device | None = None) -> Packed:
     Raises LocalqError for a shape that NF4 cannot take and for weights that are not finite.
     """
     if weight.dim() != 2 or weight.shape[1] % BLOCK or not weight.numel():
-        raise bad_file("weight", f"NF4 needs a column count divisible by {BLOCK}; this matrix is {list(weight.shape)}")
+        raise bad_file(
+            "weight", f"NF4 requires a column count divisible by {BLOCK}; this matrix has shape {list(weight.shape)}"
+        )
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise bad_file("weight", f"NF4 supports 16-bit and 32-bit floats, not {weight.dtype}")
     out, columns = weight.shape
@@ -108,7 +110,7 @@ def quantize(weight: Tensor, device: torch.device | None = None) -> Packed:
         _quantize_rows(weight[part].to(device).float(), bounds, codes[part], absmax[part])
     absmax = absmax.reshape(-1)
     if not torch.isfinite(absmax).all():
-        raise bad_file("weight", "contains NaN or infinity")
+        raise bad_file("weight", "the weights contain NaN or infinity")
     offset = absmax.mean()
     nested_codes, nested_absmax = _quantize_absmax(absmax - offset)
     nested_map = dynamic_map().to(device)

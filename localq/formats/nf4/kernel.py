@@ -151,8 +151,7 @@ def nf4_gemv(
     op = "nf4_gemv"
     gemv.check_x(op, x, [matrix.codes for matrix in operands])
     for matrix in operands:
-        if matrix.in_features != x.shape[1]:
-            raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
+        gemv.check_columns(op, x, matrix.in_features)
         check_matrix(op, matrix)
     out, prepared = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "codes", operands[0].codes)

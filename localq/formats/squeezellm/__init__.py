@@ -107,10 +107,10 @@ def quantize(weight: Tensor, importance: Tensor | None = None) -> Packed:
     Raises LocalqError for a shape that this format cannot take and for weights that are not finite or beyond float16.
     """
     if weight.dim() != 2 or weight.shape[1] % BLOCK or not weight.numel():
-        why = f"{quant_method} needs a column count divisible by {BLOCK}; this matrix is {list(weight.shape)}"
+        why = f"{quant_method} requires a column count divisible by {BLOCK}; this matrix has shape {list(weight.shape)}"
         raise bad_file("weight", why)
     if not bool((weight.abs() <= torch.finfo(torch.float16).max).all()):
-        raise bad_file("weight", "contains NaN, infinity or values outside the range of float16")
+        raise bad_file("weight", "the weights contain NaN, infinity or values outside the range of float16")
     out, columns = weight.shape
     packed = Packed(
         torch.empty(out, columns // 2, dtype=torch.uint8, device=weight.device),
@@ -180,15 +180,15 @@ def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
     tensors, said = checkpoint.tensors, checkpoint.quantization.get("wbits", 4)
     _require(prefix, type(said) is int and said == 4, f"wbits is {repr(said)[:20]}; only 4 is supported")
     sparse = [suffix for suffix in SPARSE if prefix + suffix in tensors]
-    _require(prefix, not sparse, f"contains a sparse part ({', '.join(sparse)}), which localq does not support")
+    _require(prefix, not sparse, f"the sparse part ({', '.join(sparse)}) is not supported")
     for suffix in suffixes:
         _require(prefix, prefix + suffix in tensors, f"the checkpoint lacks {suffix[1:]}")
     words, table = (tensors[prefix + suffix] for suffix in suffixes)
     sound = words.dtype == "int32" and len(words.shape) == 2 and min(words.shape) > 0
-    _require(prefix, sound, f"qweight is {words.dtype} {list(words.shape)[:4]}, expected int32 with two dimensions")
+    _require(prefix, sound, f"qweight is {words.dtype} {list(words.shape)[:4]}; expected int32 with two dimensions")
     out, columns = words.shape[1], WORD * words.shape[0]
     fits = table.dtype in FLOATS and tuple(table.shape) == (out, VALUES)
-    _require(prefix, fits, f"lookup_table is {table.dtype} {list(table.shape)[:4]}, expected floats {[out, VALUES]}")
+    _require(prefix, fits, f"lookup_table is {table.dtype} {list(table.shape)[:4]}; expected floats {[out, VALUES]}")
     return out, columns
 
 
@@ -204,7 +204,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
 
 def _require(prefix: str, holds: bool, why: str) -> None:
     if not holds:
-        raise bad_file(prefix, f"SqueezeLLM weights: {why}", DAMAGED)
+        raise bad_file(prefix, f"unreadable SqueezeLLM weights: {why}", DAMAGED)
 
 
 # ---- the module

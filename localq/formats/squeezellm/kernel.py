@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, addresses, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, addresses, check, check_cuda, place, slab_arguments
 from localq.kernels.operand import Operand
 
 COLUMNS = 32  # of a load of 16 bytes: a product takes whole ones
@@ -81,8 +81,7 @@ def rowlut_gemv(
     gemv.check_x(op, x, [matrix.codes for matrix in operands])
     for matrix in operands:
         _check_matrix(op, matrix, x.device, COLUMNS)
-        if matrix.in_features != x.shape[1]:
-            raise ValueError(f"{op}: codes have {matrix.in_features} columns, x has {x.shape[1]}")
+        gemv.check_columns(op, x, matrix.in_features)
         if matrix.tiled != operands[0].tiled:
             raise ValueError(f"{op}: some matrices are tiled and some are not")
     out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
@@ -112,10 +111,7 @@ def rowlut_dequantize(matrix: RowLutOperand, first: int, out: Tensor) -> Tensor:
     check_cuda(op, "codes", matrix.codes)
     kernels.module().rowlut_dequantize(
         matrix=_arguments(matrix),
-        out=out.data_ptr(),
-        type=TYPES[out.dtype],
-        row_begin=first,
-        row_count=len(out),
+        **slab_arguments(first, out),
         **place(out),
     )
     return out

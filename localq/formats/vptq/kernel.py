@@ -16,7 +16,7 @@ from localq import kernels
 from localq.formats.codebooks.gather_kernel import SECTOR
 from localq.formats.vptq.codec import WORD, Packed
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, addresses, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, addresses, check, check_cuda, place, slab_arguments
 from localq.kernels.operand import Operand
 
 VECTORS = (8, 16)  # rows of a codeword
@@ -102,8 +102,7 @@ def vptq_gemv(
     op = "vptq_gemv"
     gemv.check_x(op, x, [matrix.indices for matrix in operands])
     for matrix in operands:
-        if matrix.shape[1] != x.shape[1]:
-            raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.shape[1]}")
+        gemv.check_columns(op, x, matrix.shape[1])
         if not reads(matrix):
             raise ValueError(f"{op}: a matrix has groups, vectors, columns, outliers or types that it does not read")
         check_vptq(op, matrix, (x.dtype,))
@@ -142,10 +141,7 @@ def vptq_dequantize(matrix: VptqOperand, first: int, out: Tensor) -> Tensor:
     kernels.module().vptq_dequantize(
         matrix=vptq_arguments(matrix),
         stored=TYPES[matrix.centroids.dtype],
-        out=out.data_ptr(),
-        type=TYPES[out.dtype],
-        row_begin=first,
-        row_count=rows,
+        **slab_arguments(first, out),
         **place(out),
     )
     return out

@@ -85,7 +85,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
         if prefix + suffix not in checkpoint.tensors:
             continue
         found = tuple(checkpoint.tensors[prefix + suffix].shape)
-        _require(prefix, found == shapes[name], f"{suffix[1:]} has shape {list(found)}, expected {list(shapes[name])}")
+        _require(prefix, found == shapes[name], f"{suffix[1:]} has shape {list(found)}; expected {list(shapes[name])}")
         held[name] = _sound(checkpoint.read(prefix + suffix), name, layer, prefix)
     assert held["indices"] is not None  # for the type checker: `_check_presence` has seen these two
     assert held["centroids"] is not None
@@ -101,10 +101,10 @@ def _entry(quantization: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     said = layers.get(prefix) if isinstance(layers, dict) else None
     if said is None and isinstance(shared, dict):
         said = shared.get(prefix.rpartition(".")[2])
-    _require(prefix, isinstance(said, dict), "quantization_config in config.json has no entry for it")
+    _require(prefix, isinstance(said, dict), "quantization_config in config.json has no entry for this layer")
     assert isinstance(said, dict)  # for the type checker
-    _require(prefix, said.get("vector_quant_dim", "out") == "out", "its vectors do not run along the output dimension")
-    _require(prefix, said.get("norm_dim") in (None, 0), "its norm is not per input column")
+    _require(prefix, said.get("vector_quant_dim", "out") == "out", "the vectors do not run along the output dimension")
+    _require(prefix, said.get("norm_dim") in (None, 0), "normalization is not applied per input column")
     return said
 
 
@@ -113,17 +113,17 @@ def _layer(said: dict[str, Any], tensors: Mapping[str, Any], prefix: str) -> Lay
     outlier_len, length = _pair(said, "vector_lens", LARGEST["vector length"], prefix)
     outlier_count, count = _pair(said, "num_centroids", LARGEST["centroids"], prefix)
     outlier_residuals, residuals = _pair(said, "num_res_centroids", LARGEST["centroids"], prefix)
-    _require(prefix, length >= 1 and count >= 1, f"{count} centroids of {length} weights are not a valid codebook")
+    _require(prefix, length >= 1 and count >= 1, f"{count} centroids of {length} weights do not form a valid codebook")
     outliers = _number(said, "outlier_size", 0, LARGEST["columns"], prefix)
     if outlier_len < 2 or outlier_count < 1:  # then, as the package has it, there are none, whatever their number
         outliers = outlier_len = outlier_count = 0
     elif outlier_residuals > 0:
-        raise bad_file(prefix, "contains outliers with residual centroids, which localq does not support", DAMAGED)
+        raise bad_file(prefix, "outliers with residual centroids are not supported", DAMAGED)
     groups = _number(said, "group_num", 1, LARGEST["groups"], prefix)
     size = _number(said, "group_size", 1, LARGEST["columns"], prefix)
     indices = _part(tensors, "indices", prefix)
     packed, residuals = indices.dtype == "int32", max(residuals, 0)
-    _require(prefix, len(indices.shape) == 3, f"indices has shape {list(indices.shape)}, expected three dimensions")
+    _require(prefix, len(indices.shape) == 3, f"indices has shape {list(indices.shape)}; expected three dimensions")
     _require(prefix, not packed or _whole_bits(count, residuals), f"{count} and {residuals} centroids cannot be packed")
     columns = outliers + groups * size
     out = indices.shape[1] * length
@@ -177,7 +177,11 @@ def _check_presence(
     """Every tensor is there that must be, and none that must not. What config.json leaves unsaid the tensors say."""
     for name, suffix in SUFFIXES.items():
         there, stated = prefix + suffix in tensors, said.get(OPTIONAL.get(name, ""))
-        _require(prefix, name in shapes or not there, f"contains {suffix[1:]}, which config.json does not declare")
+        _require(
+            prefix,
+            name in shapes or not there,
+            f"the checkpoint contains {suffix[1:]}, which config.json does not declare",
+        )
         if name in shapes and name not in OPTIONAL:
             _part(tensors, name, prefix)
         elif name in shapes and stated is not None:
@@ -198,7 +202,7 @@ def _sound(stored: Tensor, name: str, layer: Layer, prefix: str) -> Tensor:
         counts = {"indices": layer.count, "res_indices": layer.residuals, "outlier_indices": layer.outlier_count}
         indices = _shorts(stored, name, counts[name], prefix)
         return indices[0] if name == "outlier_indices" else indices
-    _require(prefix, stored.dtype in FLOATS, f"{name} has dtype {stored.dtype}, expected floats")
+    _require(prefix, stored.dtype in FLOATS, f"{name} has dtype {stored.dtype}; expected floats")
     _require(prefix, bool(torch.isfinite(stored).all()), f"{name} contains NaN or infinity")
     if name == "outlier_centroids":
         return stored.view(layer.outlier_count, layer.outlier_len)
@@ -207,7 +211,7 @@ def _sound(stored: Tensor, name: str, layer: Layer, prefix: str) -> Tensor:
 
 def _shorts(stored: Tensor, name: str, count: int, prefix: str) -> Tensor:
     """The bits of a u16 as int16, each below `count`."""
-    _require(prefix, stored.dtype in SHORTS, f"{name} has dtype {stored.dtype}, expected 16-bit indices")
+    _require(prefix, stored.dtype in SHORTS, f"{name} has dtype {stored.dtype}; expected 16-bit indices")
     shorts = stored.view(torch.int16)
     for part in torch.split(shorts.reshape(-1), CHECKED_AT_A_TIME):
         largest = int((part.to(torch.int32) & 0xFFFF).max()) if part.numel() else 0

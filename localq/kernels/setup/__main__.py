@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--driver", default="", help="files that indicate an NVIDIA driver; empty = none")
     parser.add_argument("--nvidia-smi", default="", help="program that lists the GPUs")
     parser.add_argument(
-        "--nvcc", choices=("", "pip"), default="", help="pip: install nvcc from pip even if it is present"
+        "--nvcc", choices=("", "pip"), default="", help="pip = install nvcc with pip even if it is already installed"
     )
     parser.add_argument("--bin-dir", default="~/.local/bin", help="folder where `install` puts the link to localq")
     return parser
@@ -118,13 +118,13 @@ def next_lines(program: Path, folder: Path, driver: bool) -> list[str]:
     link = folder / "localq"
     short = link.is_symlink() and is_on_path(folder) and link.resolve() == program.resolve()
     name = "localq" if short else str(program)
-    lines = ["", f"localq is {program}."]
+    lines = ["", f"localq is installed as {program}."]
     if not short:
-        lines.append(f"`make install` links it into {folder}, so that you can simply run `localq`.")
+        lines.append(f"Run `make install` to link it into {folder}; then you can start it with `localq`.")
     commands = [
         (
             "fit" if driver else "fit --vram 24",
-            "list what fits this card" if driver else "list what fits a 24 GB card",
+            "list what fits on this card" if driver else "list what fits on a 24 GB card",
         ),
         ("chat", "chat in full-screen mode"),
         ("doctor", "check GPU, driver and kernels; show how to update"),

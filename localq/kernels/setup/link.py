@@ -20,14 +20,14 @@ def make_link(program: Path, folder: Path) -> list[str]:
             other = f"it points to {os.readlink(link)}" if link.is_symlink() else "it is not a link"
             raise LinkError(
                 f"{link} exists but does not belong to this clone ({other}); leaving it unchanged.\n"
-                f"Remove it, or choose another folder: make install BIN_DIR=FOLDER"
+                f"Remove it, or choose another folder with `make install BIN_DIR=FOLDER`."
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             link.symlink_to(program)
         except OSError as error:
             raise LinkError(
-                f"{link} cannot be created ({error.strerror}). To use another folder: make install BIN_DIR=FOLDER"
+                f"{link} cannot be created ({error.strerror}). For another folder, run `make install BIN_DIR=FOLDER`."
             ) from None
         lines = [f"{link} is linked to {program}."]
     if not is_on_path(folder):
@@ -46,7 +46,7 @@ def remove_link(program: Path, folder: Path) -> list[str]:
     if not _is_ours(link, program):
         raise LinkError(f"{link} is not a link to this clone; leaving it unchanged.")
     link.unlink()
-    return [f"Removed {link}. `localq doctor` in the clone lists what else is on disk; the clone itself is kept."]
+    return [f"Removed {link}. The clone itself is kept; run `localq doctor` there to see what else is on disk."]
 
 
 def is_on_path(folder: Path) -> bool:

@@ -58,7 +58,7 @@ def listed_architectures(root: Path) -> tuple[str, ...]:
 def build_for_all(no_cuda: str) -> BuildChoice:
     """The build of `make test`. no_cuda: LOCALQ_NO_CUDA, "" = unset."""
     if no_cuda and no_cuda.lower() not in NO:
-        return BuildChoice(HOST, why="LOCALQ_NO_CUDA is set: no CUDA kernels", asked=True)
+        return BuildChoice(HOST, why="no CUDA kernels because LOCALQ_NO_CUDA is set", asked=True)
     return BuildChoice(KERNELS, why="CUDA kernels for all supported cards", asked=True)
 
 
@@ -76,16 +76,19 @@ def build_for_this_machine(no_cuda: str, driver: bool, listed: Sequence[str], sm
         if cxx_compiler(os.environ) is None:
             return BuildChoice(
                 NOTHING,
-                why="no NVIDIA driver and no C++ compiler (g++): nothing is compiled, and vq2 is load-only",
+                why="no NVIDIA driver and no C++ compiler (g++), so nothing is compiled and vq2 models cannot be "
+                "created",
             )
-        return BuildChoice(HOST, why="no NVIDIA driver: no CUDA kernels")
+        return BuildChoice(HOST, why="no CUDA kernels because there is no NVIDIA driver")
     capabilities = compute_capabilities(smi)
     if not capabilities:
-        return BuildChoice(KERNELS, why="nvidia-smi lists no cards: CUDA kernels for all supported cards")
+        return BuildChoice(KERNELS, why="nvidia-smi lists no GPUs; building CUDA kernels for all supported cards")
     wanted = sorted({each for each in (nearest(one, listed) for one in capabilities) if each}, key=int)
     cards = ", ".join(sorted(set(capabilities), key=float))
     if not wanted:
-        return BuildChoice(HOST, why=f"no CUDA kernels: compute capability {cards} is too low (8.0 or higher required)")
+        return BuildChoice(
+            HOST, why=f"no CUDA kernels because compute capability {cards} is too low (8.0 or higher is required)"
+        )
     return BuildChoice(
         KERNELS, tuple(wanted), f"CUDA kernels for the cards in this machine (compute capability {cards})"
     )
@@ -127,7 +130,7 @@ def find_nvcc(environment: Mapping[str, str], own: Path) -> Nvcc:
     version = nvcc_version(found)
     if version < OLDEST_NVCC:
         number = ".".join(map(str, version))
-        return Nvcc(None, f"{found} is from CUDA {number}, but 12.8 or newer is needed")
+        return Nvcc(None, f"{found} is from CUDA {number}, but 12.8 or newer is required")
     return Nvcc(found)
 
 

@@ -6,6 +6,7 @@ is assumed to be that of an H200.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -116,9 +117,9 @@ def match_card(name: str, total: int | None = None) -> Card | None:
     if not words:
         return None
     joined = _joined(words)
-    if exact := [card for card in CARDS if joined in (_joined(_words(card.name.casefold())), _short(card.name))]:
-        words = _words(exact[0].name.casefold().replace("-", " "))
-    named = [(card, _words(card.name.casefold().replace("-", " "))) for card in CARDS]
+    if exact := [card for card in CARDS if joined in _spellings(card.name)]:
+        words = _own_words(exact[0].name)
+    named = [(card, _own_words(card.name)) for card in CARDS]
     fitting = [
         card
         for card, own in named
@@ -153,7 +154,7 @@ def nearest(name: str, count: int = 3) -> list[str]:
     names, numbers = dict.fromkeys(card.name for card in CARDS), re.findall(r"\d+", joined)
 
     def likeness(known: str) -> float:
-        spellings = (_joined(_words(known.casefold())), _short(known))
+        spellings = _spellings(known)
         alike = max(difflib.SequenceMatcher(None, joined, each).ratio() for each in spellings)
         return alike + (numbers == re.findall(r"\d+", spellings[0]))  # "4080 Ti" is nearer to 4080 than to 4070 Ti
 
@@ -193,9 +194,17 @@ def _joined(words: list[str]) -> str:
     return re.sub(r"^(nvidia)?(geforce)?", "", re.sub(r"[\s_-]", "", "".join(words)))
 
 
-def _short(name: str) -> str:
-    """A name joined without its "RTX": "3060ti"."""
-    return _joined(_words(name.casefold())).removeprefix("rtx")
+@functools.cache
+def _own_words(name: str) -> list[str]:
+    """The words of a known card."""
+    return _words(name.casefold().replace("-", " "))
+
+
+@functools.cache
+def _spellings(name: str) -> tuple[str, str]:
+    """The name of a known card joined, and the same without its "RTX": "rtx3060ti", "3060ti"."""
+    joined = _joined(_words(name.casefold()))
+    return joined, joined.removeprefix("rtx")
 
 
 def _is_in(part: list[str], whole: list[str]) -> bool:

@@ -21,8 +21,9 @@ from itertools import combinations
 
 from localq import kv_bits
 from localq.files import format_facts, layer_caches
-from localq.files.architecture import Architecture, Linears
+from localq.files.architecture import Architecture
 from localq.files.format_facts import Format
+from localq.files.linears import Linears
 from localq.kv_bits import KvBits
 from localq.planner import footprint
 from localq.planner.placement import STORED, Placement
@@ -130,10 +131,10 @@ def tokens_per_s(
 ) -> float | None:
     """Predicted decoding speed with `live` positions in use.
 
-    None if no kernel of the format was measured, or none for its experts.
+    None if no kernel of the format was measured, or none for its experts, or if there is none for a part of it.
     """
     kernel = format_facts.of(format).speed_key(scheme)
-    if kernel is None or (arch.experts and not _of_experts(arch, format, scheme)):
+    if kernel is None or arch.traits.no_kernel or (arch.experts and not _of_experts(arch, format, scheme)):
         return None
     return 1e6 / sum(_launches(arch, format, scheme, placement, machine, live))
 
@@ -163,9 +164,10 @@ def _launches(
     windowed = arch.window_layers if arch.window else 0
     for layers, slots in ((attentions - windowed, live), (windowed, min(live, arch.window))):
         yield layers * _attention(arch, placement.kv_bits, slots, machine)
-    yield arch.recurrent_layers * _delta_net(arch, around, scheme, machine) if arch.recurrent_layers else 0.0
+    recurrent = _convolution if arch.conv_kernel else _delta_net
+    yield arch.recurrent_layers * recurrent(arch, around, scheme, machine) if arch.recurrent_layers else 0.0
     yield arch.layers * machine.latency * _between(arch, format, scheme)
-    width, dense = arch.intermediate, arch.layers - arch.expert_layers
+    width, dense = arch.intermediate, arch.plain_layers
     yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
     yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
     if (shared := arch.shared_intermediate) and arch.experts and not format_facts.stacks_shared(arch, format):
@@ -173,6 +175,13 @@ def _launches(
         yield arch.expert_layers * _products(shapes, around, scheme, machine)
     yield _head(arch, placement.head, machine)
     yield machine.latency * measurements.load().embed_and_choice_us
+
+
+def _convolution(arch: Architecture, format: Format, scheme: str, machine: Machine) -> float:
+    """Time of a short convolution: two products, and torch's launches, each counted as a norm's."""
+    shapes = ((3 * arch.hidden, arch.hidden), (arch.hidden, arch.hidden))
+    launches = 7 + arch.conv_kernel
+    return _products(shapes, format, scheme, machine) + launches * machine.latency * measurements.load().norm_us
 
 
 def _delta_net(arch: Architecture, format: Format, scheme: str, machine: Machine) -> float:
@@ -194,7 +203,8 @@ def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> 
     opened = _product(2 * active * width, arch.hidden, own, scheme, machine, expert=True)
     closed = _product(active * arch.hidden, width, own, scheme, machine, expert=True)
     known = measurements.load()
-    return machine.latency * (known.router_us + arch.experts * known.router_expert_us) + opened + closed
+    torch_us = 8 * known.norm_us * arch.traits.sigmoid_router  # of the choice
+    return machine.latency * (known.router_us + arch.experts * known.router_expert_us + torch_us) + opened + closed
 
 
 def _products(shapes: Sequence[tuple[int, int]], format: Format, scheme: str, machine: Machine) -> float:
@@ -237,10 +247,10 @@ def _moved_bytes(rows: int, columns: int, variant: Variant) -> int:
 
 def _between(arch: Architecture, format: str, scheme: str) -> float:
     """Time of a layer without products and attention: post-norms, rotations, further tables of AQLM."""
-    four_norms, own, known = arch.traits.four_norms, format_facts.of(format), measurements.load()
-    spent = 2 * known.norm_us if four_norms else 0.0
+    norms_behind, own, known = arch.traits.norms_behind, format_facts.of(format), measurements.load()
+    spent = 2 * known.norm_us * (norms_behind + arch.traits.wide_norms)
     if own.rotates_inputs:  # for down; with post-norms for all but o, whose input is rotated with the values
-        spent += known.rotation_us * (3 if four_norms else 1)
+        spent += known.rotation_us * (3 if norms_behind else 1)
     if own.own_codebooks and not own.gathered_bytes(1, 1, scheme):  # k, v and up
         spent += 3 * known.own_codebooks_us
     return spent
@@ -251,7 +261,8 @@ def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) 
         return sum(_attention(arch, part, live, machine) for part in kv_bits.split(bits)) / 2
     cost = fit_attention(bits)
     moved = arch.kv_heads * kv_bits.pair_bytes(arch.head_dim, bits) * live
-    norms = measurements.load().qk_norm_us if arch.traits.qk_norm or arch.traits.constant_norms else 0.0
+    of_heads = (arch.traits.qk_norm and not arch.traits.wide_norms) or arch.traits.constant_norms
+    norms = measurements.load().qk_norm_us if of_heads else 0.0
     return machine.latency * norms + cost.us(arch.heads * arch.head_dim, moved, machine)
 
 

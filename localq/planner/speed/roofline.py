@@ -69,8 +69,11 @@ class Roof:
         return self.bandwidth.bytes_per_s / self.reads.at(used)
 
     def share(self, stats: Stats) -> float:
-        """The share of the limit that a reply reached, at the middle of its tokens; 0 if its speed is unknown."""
-        return stats.tokens_per_s / self.tokens_per_s(stats.context_used - stats.generated_tokens // 2)
+        """The share of the limit that a reply reached, at the middle of its tokens; 0 if its speed is unknown.
+
+        With drafts a step gives several tokens: the limit is that of steps.
+        """
+        return stats.steps_per_s / self.tokens_per_s(stats.context_used - stats.generated_tokens // 2)
 
     def text(self, stats: Stats) -> str:
         """Such as "81% of the bandwidth limit (936 GB/s)"; empty if the reply's speed is unknown."""
@@ -88,9 +91,9 @@ def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: KvBits, id
     """
     if arch is None:
         return None
-    head = ledger["head"] or ledger["embedding"]
-    row = 2 * arch.hidden
-    caches = arch.layer_caches
+    head = ledger["head"] or min(ledger["embedding"], 2 * arch.embedding_parameters)
+    row = 2 * (arch.hidden + arch.layers * arch.input_width)
+    caches = layer_caches.read(arch.layer_caches)
     windows = layer_caches.windowed_bytes(caches, kv_bits)
     states = 2 * layer_caches.state_bytes(caches, 2)  # read and written
     fixed = ledger["weights"] - idle + head + row + states

@@ -103,7 +103,7 @@ def _least(parts: Sequence[PricedGroup], bits: float) -> tuple[int, int]:
     if size > budget:
         least = -(-800 * size // weights) / 100
         why = f"this model needs at least {least:.2f} bits per weight, including codebooks, scales and signs"
-        step = "Mixed bit widths need a larger model; --bits 2 works for any model."
+        step = "Mixed bit widths require a larger model; --bits 2 works for any model."
         raise usage_error("--bits", why, f"Use {least:.2f} or more." if least < MOST_BITS else step)
     return size, budget
 

@@ -95,7 +95,9 @@ def main(path: str) -> None:
     for scheme in SCHEMES:
         books = train(scheme, rows=256, rounds=40, beam=16)
         tensors |= {f"{scheme}.{number}": book.codewords.half() for number, book in enumerate(books)}
-        print(f"{scheme}: mean squared error {mean_square_error(books, 512, 32):.5f} with 32 paths", flush=True)
+        print(
+            f"{scheme}: mean squared error {mean_square_error(books, 512, 32):.5f} with a beam width of 32", flush=True
+        )
     disk.write_durably(places.expand(path), save(tensors))
 
 

@@ -52,11 +52,11 @@ def why_not(tuning: Tuning, model: SourceModel, name: str, *, ready: bool) -> st
         return ""
     why = (
         f"joint training is limited to models with up to {LARGEST // 10**9} billion weights "
-        "(it needs 0.5 GB of RAM per billion)"
+        "(it needs 0.5 GB of RAM per billion weights)"
     )
     if ready:
         raise usage_error("--best", f"{name}: {why}", "Remove --best.")
-    return f"{name}: layers are only fine-tuned one by one; {why}."
+    return f"{name}: {why}, so layers are only fine-tuned individually."
 
 
 def draft_shards(shards: Sequence[Shard]) -> list[Shard]:

@@ -72,7 +72,8 @@ class TrainingResult:
     def __str__(self) -> str:
         if not self.after < self.before:
             return f"joint training did not help and was discarded (KL {self.before:.3g} nats per token)"
-        return f"joint training: KL from the full-precision model {self.before:.3g} -> {self.after:.3g} nats per token"
+        change = f"from {self.before:.3g} to {self.after:.3g} nats per token"
+        return f"joint training: reduced the KL divergence from the full-precision model {change}"
 
 
 def train(

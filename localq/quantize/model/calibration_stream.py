@@ -18,8 +18,7 @@ from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.layer_caches import LayerCache, RecurrentState
 from localq.models.attention import Attention, Pass
 from localq.models.decoder import Block, Decoder
-from localq.models.gated_delta_net import GatedDeltaNet
-from localq.models.layers import LayerState, empty_state
+from localq.models.layers import LayerState, RecurrentMixer, empty_state
 from localq.models.unstacked_experts import UnstackedSharedMixture
 
 SLAB_BYTES = 2**29
@@ -42,6 +41,10 @@ class NoCache:
         """Return the keys and values of this pass."""
         return k.transpose(0, 1), v.transpose(0, 1)
 
+    def read(self, layer: int, live: int) -> tuple[Tensor, Tensor]:
+        """Layers that share keys and values are not quantized on a text (`source.SourceModel`)."""
+        raise NotImplementedError
+
     def view(self, window: int, live: int) -> tuple[int, int]:
         """Return 0 and `live`: slot s is position s."""
         return 0, live
@@ -51,6 +54,9 @@ class NoCache:
         kept = self._layout[layer]
         assert isinstance(kept, RecurrentState)
         return empty_state(kept, torch.float32, self._device)
+
+    def drafted(self, layer: int) -> None:
+        """Return None: no token is drafted."""
 
 
 class Streams:
@@ -97,7 +103,7 @@ def check_range(rows: list[Tensor], layer: int, name: str, dtype: torch.dtype) -
         raise bad_file(name, f"layer {layer} produces NaN", "Check the weights with `localq verify`.")
     if not largest <= torch.finfo(dtype).max:
         stated = str(dtype).removeprefix("torch.")
-        why = f"layer {layer} produces values up to {largest:.0f}, outside the range of {stated}"
+        why = f"layer {layer} produces values as large as {largest:.0f}, outside the range of {stated}"
         raise LocalqError(name, why, "Use --format vq2.", ExitCode.USAGE)
 
 
@@ -120,14 +126,13 @@ def _on_host(rows: list[Tensor], device: torch.device) -> list[Tensor]:
 
 def attention_input(block: Block, x: Tensor) -> Tensor:
     """Return the input of the attention projections."""
-    normed: Tensor = block.norms().before_attention(x)
-    return normed
+    return _norm(block.norms().before_attention, x)
 
 
 def output_projection_input(block: Block, x: Tensor, step: Pass) -> Tensor:
     """Return the input of the output projection."""
     mixer = block.mixer()
-    assert isinstance(mixer, Attention | GatedDeltaNet)
+    assert isinstance(mixer, Attention | RecurrentMixer)
     with _without(mixer, mixer.output):
         found: Tensor = mixer(attention_input(block, x), step)
     return found
@@ -140,8 +145,7 @@ def after_attention(block: Block, x: Tensor, step: Pass) -> Tensor:
 
 def mlp_input(block: Block, x: Tensor) -> Tensor:
     """Return the input of gate and up; x: the stream after attention."""
-    normed: Tensor = block.norms().before_mlp(x)
-    return normed
+    return _norm(block.norms().before_mlp, x)
 
 
 def down_projection_input(block: Block, x: Tensor) -> Tensor:
@@ -162,7 +166,7 @@ def shared_projection_input(block: Block, x: Tensor) -> Tensor:
 
 def after_mlp(block: Block, x: Tensor) -> Tensor:
     """Return the stream after the block; x: the stream after attention."""
-    return x + _norm(block.norms().after_mlp, block.mlp(mlp_input(block, x)))
+    return block.block_output(x + _norm(block.norms().after_mlp, block.mlp(mlp_input(block, x))))
 
 
 def _norm(norm: nn.Module | None, x: Tensor) -> Tensor:

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from localq.formats.codebooks import rotation
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
-from localq.models.gated_delta_net import GatedDeltaNet
-from localq.models.layers import GatedMLP, RMSNorm
+from localq.models.layers import GatedMLP, RecurrentMixer, RMSNorm
 from localq.models.unstacked_experts import UnstackedMixture
 
 
@@ -60,7 +59,9 @@ def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
     if turn is None:
         return
     readers_of_mlp, writers = _ends_of(mlp)
-    assert isinstance(mixer, Attention | GatedDeltaNet)
+    assert isinstance(mixer, Attention | RecurrentMixer)
+    assert norms.before_attention is not None  # as in all blocks whose stream can be rotated
+    assert norms.before_mlp is not None
     for norm, readers in ((norms.before_attention, mixer.inputs()), (norms.before_mlp, readers_of_mlp)):
         for reader in readers:
             _rotate_reader(plain_linear(reader), norm.factor, turn)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from localq.models.attention import Attention, Pass
 from localq.models.decoder import Block
-from localq.models.gated_delta_net import GatedDeltaNet
-from localq.models.layers import PlainLinear
+from localq.models.layers import PlainLinear, RecurrentMixer
 from localq.models.unstacked_experts import UnstackedSharedMixture
 from localq.quantize.model import calibration_stream, expert_tokens
 from localq.quantize.model.fold import minus_signs
@@ -59,7 +58,7 @@ def groups_of(block: Block) -> list[Group]:
     """Return the groups of a block: two of what mixes tokens, and two of the MLP or of every expert."""
     names = {id(module): name for name, module in block.named_modules()}
     mixer, norms = block.mixer(), block.norms()
-    assert isinstance(mixer, Attention | GatedDeltaNet)
+    assert isinstance(mixer, Attention | RecurrentMixer)
     home = names[id(mixer)]
     attention = tuple(names[id(module)] for module in mixer.inputs() if not isinstance(module, PlainLinear))
     out = (f"{home}.{mixer.output}",)

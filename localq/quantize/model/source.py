@@ -50,6 +50,9 @@ class SourceModel:
         """Assign the checkpoint's tensors; rotated: layers as the code search takes them, else as stored."""
         with torch.device("meta"):
             self.model: Decoder = architecture.Model(architecture.Config.from_dict(files.config))
+        if self.model.no_calibration:
+            step = "Use --format nf4." if rotated else "Use --calibration none."
+            raise usage_error(files.name, self.model.no_calibration, step)
         if self.model.config.experts and not rotated:
             raise usage_error(files.name, format_facts.NO_WEIGHING_OF_EXPERTS, "Use --calibration none.")
         self._assignment = weights.assign(checkpoint, self.model, architecture.rename, files.name)
@@ -64,7 +67,7 @@ class SourceModel:
             for name in names if rotated else ():
                 columns = fold.plain_linear(self.meta_block(index).get_submodule(name)).in_features
                 if columns % vq2.BLOCK:
-                    why = f"{name} has rows of {columns} weights, but 2-bit formats need a multiple of {vq2.BLOCK}"
+                    why = f"{name} has rows of {columns} weights, but 2-bit formats require a multiple of {vq2.BLOCK}"
                     raise usage_error(files.name, why, "Use --format nf4.")
 
     def _open_experts(self, files: ModelFiles) -> None:
@@ -295,7 +298,9 @@ class SourceModel:
         """Return a copy, f32 on the device, which converts faster than the host."""
         dense = stored.to(self._device).to(torch.float32, copy=True)
         if not bool(torch.isfinite(dense).all()):
-            raise bad_file(self._keys(target)[0], "contains NaN or infinity", "Check the weights with `localq verify`.")
+            raise bad_file(
+                self._keys(target)[0], "the weights contain NaN or infinity", "Check the weights with `localq verify`."
+            )
         return dense
 
     def _read(self, target: str) -> Tensor:

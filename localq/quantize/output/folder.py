@@ -107,7 +107,7 @@ def _check_own(out: Path) -> None:
         used = [path for path in out.iterdir() if _is_used(path.name)]
         foreign = sorted(path.name for path in used if not own_files.is_free(path, owner))
     if foreign:
-        why = f"it contains {foreign[0]}, which is a link, a special file, or owned by another user"
+        why = f"the folder contains {foreign[0]}, which is a link, a special file or a file owned by another user"
         raise usage_error(str(out), why, "Remove that file, or choose another folder.")
 
 
@@ -144,7 +144,7 @@ def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> 
         return []
     if not force:
         why = "the folder contains a different unfinished conversion" if state else "the folder is not empty"
-        raise usage_error(str(out), why, "Choose another folder, or use --force to replace the model in it.")
+        raise usage_error(str(out), why, "Choose another folder, or use --force to replace the model in this folder.")
     return [out / name for name in names if OURS.fullmatch(name.removesuffix(".part"))]
 
 

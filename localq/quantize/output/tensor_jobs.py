@@ -20,19 +20,29 @@ from localq.files.model_types import MODEL_TYPES
 from localq.formats.checkpoint import TensorInfo, info
 
 _BLOCK_LINEAR = re.compile(
-    r"(?:(?:model|language_model|text_model)\.)*layers\.\d+\.(?:\w+\.)*"
-    r"(?:q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3"
-    r"|linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj))\.weight"
+    r"(?:(?:model|language_model)\.)*mtp\.fc\.weight"
+    r"|(?:(?:model|language_model|text_model|mtp|backbone)\.)*layers\.\d+\.(?:\w+\.)*"
+    r"(?:q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3|input_linear|output_linear"
+    r"|linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)|(?:conv|mixer|mamba)\.(?:in_proj|out_proj)|self_attn\.out_proj)"
+    r"\.weight"
 )
-# Parts of layers with a gated delta net that no format takes -> what they are, for users.
+# Parts of models with recurrent layers that no format takes -> what they are, for users.
 _KEPT = {
     "linear_attn.in_proj_a": "DeltaNet decay and update rates",
     "linear_attn.in_proj_b": "DeltaNet decay and update rates",
     "linear_attn.conv1d": "convolutions",
+    "conv.conv": "convolutions",
+    "mixer.conv1d": "convolutions",
+    "mamba.conv1d": "convolutions",
+    "feed_forward.gate": "routers",
+    "mixer.gate": "routers",
     "mlp.gate": "routers",
     "mlp.shared_expert_gate": "shared-expert gates",
 }
-_STACK = re.compile(r"((?:(?:model|language_model)\.)*layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)")
+_STACK = re.compile(
+    r"((?:(?:model|language_model|mtp|backbone)\.)*layers\.\d+\.)(?:(?:mlp|mixer|block_sparse_moe)\.)?"
+    r"(?:experts\.(?=\w+$)|(?=\w+_linear))(gate_up_proj|up_proj|down_proj|input_linear\.weight|output_linear\.weight)"
+)
 _TOWER = re.compile(r"(?:model\.)?(\w*(?:vision|visual|audio|projector)\w*)\.")
 
 
@@ -58,7 +68,7 @@ class TensorJob:
 
 
 def is_block_linear(name: str, shape: tuple[int, ...]) -> bool:
-    """True for the weight of a Linear within a decoder block, in every known family.
+    """True for the weight of a Linear within a decoder block or an MTP block, in every known family.
 
     Covers separate and fused projections (llama, phi3) and two-dimensional experts; not embeddings, the head, norms,
     biases, router gates ("mlp.gate"), nor any layer of a vision or audio tower.
@@ -92,13 +102,13 @@ def maker_of(module: Any, prefix: str) -> Any:
 def experts_of(name: str, shape: tuple[int, ...], model_type: str) -> tuple[tuple[str, ...], ...]:
     """Return the prefixes of each expert's matrices in the stack `name`; empty where it cannot be split."""
     traits = MODEL_TYPES.get(model_type)
-    match = _STACK.fullmatch(name) if traits and traits.expert_module and len(shape) == 3 and all(shape) else None
+    match = _STACK.fullmatch(name) if traits and traits.expert_parts and len(shape) == 3 and all(shape) else None
     if traits is None or match is None:
         return ()
-    home, parts = traits.expert_module, traits.expert_parts[match[2]]
-    if shape[1] % len(parts):
+    home, parts = f"{match[1]}{traits.expert_module}".rstrip("."), traits.expert_parts.get(match[2], ())
+    if not parts or shape[1] % len(parts):
         return ()
-    return tuple(tuple(f"{match[1]}{home}.experts.{expert}.{part}" for part in parts) for expert in range(shape[0]))
+    return tuple(tuple(f"{home}.experts.{expert}.{part}" for part in parts) for expert in range(shape[0]))
 
 
 def published_name(name: str, model_type: str) -> str:
@@ -123,7 +133,7 @@ def skipped_modules(jobs: list[TensorJob]) -> list[str]:
             names |= {tower[1], f"model.{tower[1]}"}
         else:
             written = next(iter(job.outputs))
-            names.add(re.sub(r"^((model|language_model)\.)*", "", written.removesuffix(".weight")))
+            names.add(re.sub(r"^((model|language_model|backbone)\.)*", "", written.removesuffix(".weight")))
     return sorted(names)
 
 
@@ -140,12 +150,14 @@ def notes(jobs: list[TensorJob], block: int) -> list[str]:
         )
     if whole := [job for job in stacks if job not in uneven]:
         found.append(f"{len(whole)} expert tensors are left unquantized because they cannot be split into matrices.")
-    if (small := [_kept(job.name) for job in copied]) and any("linear_attn" in each for each in small):
+    if (small := [_kept(job.name) for job in copied]) and any(each.endswith(("conv1d", "conv.conv")) for each in small):
         kinds: dict[str, list[str]] = {}
         for name in (name for name in _KEPT if name in small):
             kinds.setdefault(_KEPT[name], []).append(name.rpartition(".")[2])
         parts = ", ".join(f"{what} ({', '.join(names)})" for what, names in kinds.items())
-        found.append(f"Kept at 16 bits because they are small and errors in them affect every later token: {parts}.")
+        found.append(
+            f"Left at 16 bits because they are small and their errors would affect every later token: {parts}."
+        )
     return found
 
 

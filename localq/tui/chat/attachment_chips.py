@@ -24,7 +24,7 @@ class _ChipLine(Static, can_focus=True):
     def action_unfold(self) -> None:
         """Show or hide the text."""
         chip = self.parent
-        if isinstance(chip, AttachmentChip):
+        if isinstance(chip, Chip):
             chip.toggle()
 
     def on_click(self) -> None:
@@ -32,19 +32,19 @@ class _ChipLine(Static, can_focus=True):
         self.action_unfold()
 
 
-class AttachmentChip(Vertical):
-    """One attached file: its line, and its text while it is unfolded."""
+class Chip(Vertical):
+    """A folded text: its title, and the text while it is unfolded."""
 
     DEFAULT_CSS = """
-    AttachmentChip { height: auto; }
-    AttachmentChip > _ChipLine { width: auto; padding: 0 1; background: $surface; color: $text-muted; }
-    AttachmentChip > _ChipLine:focus { background: $primary-muted; color: $text; text-style: bold; }
-    AttachmentChip > .attached { padding: 0 0 0 2; color: $text-muted; height: auto; }
+    Chip { height: auto; }
+    Chip > _ChipLine { width: auto; max-width: 100%; padding: 0 1; background: $surface; color: $text-muted; }
+    Chip > _ChipLine:focus { background: $primary-muted; color: $text; text-style: bold; }
+    Chip > .attached { padding: 0 0 0 2; color: $text-muted; height: auto; }
     """
 
-    def __init__(self, file: AttachedFile, text: str) -> None:
+    def __init__(self, title: str, text: str) -> None:
         super().__init__()
-        self._file, self._text = file, text
+        self._title, self._text = " ".join(sanitize(title).split()), text
         self._body: Static | None = None
 
     def compose(self) -> ComposeResult:
@@ -62,7 +62,14 @@ class AttachmentChip(Vertical):
         self.query_one(_ChipLine).update(self._line())
 
     def _line(self) -> Content:
-        return Content(f"{'▶' if self._body is None else '▼'} {sanitize(self._file.summary)}")
+        return Content(f"{'▶' if self._body is None else '▼'} {self._title}")
+
+
+class AttachmentChip(Chip):
+    """One attached file."""
+
+    def __init__(self, file: AttachedFile, text: str) -> None:
+        super().__init__(file.summary, text)
 
 
 def chips(attached: tuple[tuple[AttachedFile, str], ...]) -> list[AttachmentChip]:

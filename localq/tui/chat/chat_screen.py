@@ -344,7 +344,7 @@ class ChatScreen(ChatLayout):
     @on(Composer.EditorRequested)
     def _open_editor(self) -> None:
         try:
-            self.composer.put(self.app.edit_text(self.composer.text, "Write the message here."))
+            self.composer.put(self.app.edit_text(self.composer.text, "Type your message here."))
         except LocalqError as error:
             self.conversation.post_message(JobFailed(error))
 

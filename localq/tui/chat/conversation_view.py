@@ -5,6 +5,7 @@ A job posts messages; a streaming reply is polled a few times a second.
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from textual.message import Message
 from textual.timer import Timer
 
 from localq.errors import LocalqError
+from localq.sanitize import sanitize
 from localq.tui.chat import session_job
 from localq.tui.chat.conversation_jobs import ConversationJobs
 from localq.tui.chat.part_cache import PartCache
@@ -22,6 +24,7 @@ from localq.tui.chat.status_line import SENDING
 from localq.tui.chat.transcript_view import TranscriptView
 from localq.tui.chat.turn_view import TurnView
 from localq.tui.jobs.model_handle import ModelHandle
+from localq.tui.jobs.thread_messages import WatcherNotice
 
 if TYPE_CHECKING:  # start-up cost: `preload` imports them
     from localq.chat.commands.host import Host
@@ -29,6 +32,8 @@ if TYPE_CHECKING:  # start-up cost: `preload` imports them
     from localq.chat.history.record import Record
     from localq.chat.history.store import ConversationStore
     from localq.chat.reply import Replies
+    from localq.chat.session import ChatSession
+    from localq.chat.tools.permissions import Question
     from localq.tui.reply.reply_text import CopyRequested, ReplyText
     from localq.tui.terminal.terminal_app import TerminalApp
 
@@ -47,6 +52,13 @@ class ConversationView(PartCache, ConversationJobs):
         def __init__(self, number: int, text: str) -> None:
             super().__init__()
             self.number, self.text = number, text
+
+    class CallAsked(Message):
+        """The model calls a tool; the job waits for the answer."""
+
+        def __init__(self, question: Question) -> None:
+            super().__init__()
+            self.question = question
 
     def __init__(self, host: Host, record: Record | None = None, id: str | None = None) -> None:
         """host: for commands. record: shown until a model is open."""
@@ -80,7 +92,25 @@ class ConversationView(PartCache, ConversationJobs):
     async def use_model(self, model: ModelHandle) -> None:
         """Continue the chat with `model`."""
         self.model = model
+        if (toolbox := model.session.tools.toolbox) is not None:
+            toolbox.asker = lambda question: self.post_message(self.CallAsked(question))
+            # Not a worker, for which the app would wait at its end: a server may take long to start.
+            threading.Thread(target=self._report_tools, args=(model.session,), daemon=True).start()
         await self.draw()
+
+    def _report_tools(self, session: ChatSession) -> None:
+        """Show which tools the model gets, once their servers have started."""
+        for line in session.tool_report():
+            self.post_message(WatcherNotice(sanitize(line)))
+
+    @on(CallAsked)
+    def _ask_about_call(self, message: CallAsked) -> None:
+        """Ask the user about a tool call; the job waits."""
+        from localq.tui.chat.call_screen import CallScreen  # start-up cost
+
+        message.stop()
+        if not message.question.is_answered:
+            self.app.push_screen(CallScreen(message.question, self.stop_job))
 
     async def draw(self) -> None:
         """Draw the session's conversation."""
@@ -181,12 +211,19 @@ class ConversationView(PartCache, ConversationJobs):
         taken = None if feed is None else feed.take()
         if taken is None or view is None or taken.stats is None:
             return
-        if view.is_empty and (taken.text or taken.thought) and self.model is not None:
+        if view.is_empty and (taken.text or taken.thought or taken.rounds) and self.model is not None:
             conversation = self.model.session.conversation
             await self.transcript.sync(conversation, live=True)  # removes the reply that this one replaces
             if self._extends is not None:
+                for earlier in self._extends.rounds:
+                    await view.end_round(earlier)
                 await view.grow(self._extends.thought, self._extends.answer)
-        self.post_message(self.Doing(stats=taken.stats, doing="", thinking=bool(taken.thought) and not taken.text))
+        if self.model is not None and (loaded := self.model.session.loaded) is not None:
+            view.name_model(loaded.name)
+        is_thought = bool(taken.thought) and not taken.text
+        self.post_message(self.Doing(stats=taken.stats, doing=taken.doing, thinking=is_thought))
+        for ended in taken.rounds:
+            await view.end_round(ended)
         await view.grow(taken.thought, taken.text)
         for notice in taken.notices:
             await self.transcript.notice(notice)

@@ -123,6 +123,8 @@ def _parts(status: Status, busy: str) -> tuple[list[tuple[int, Content]], list[t
         right.append((4, Content.assemble(*gauge(stats.context_fill, BAR_CELLS, style))))
     if stats is not None and stats.tokens_per_s:
         right.append((8, Content.styled(f"{stats.tokens_per_s:.1f} tok/s", "bold")))
+    if stats is not None and stats.drafted:
+        right.append((3, Content(f"{stats.tokens_per_step:.1f} tokens per step")))
     if stats is not None and stats.time_to_first_token_s:
         right.append((5, Content(f"first token {stats.time_to_first_token_s:.2f} s")))
     return left, right

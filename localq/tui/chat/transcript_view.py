@@ -131,7 +131,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
         message = turn.message
         text = message.role, message.shown, message.thought, message.complete
         facts = short_name(turn.model), reply_facts(turn.stats)
-        return DrawnTurn(number, *text, version, *facts, message.attached_texts())
+        return DrawnTurn(number, *text, version, *facts, message.attached_texts(), message.rounds)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Show earlier turns when the user scrolls to the top."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -10,9 +11,15 @@ from textual.content import Content
 from textual.widgets import Collapsible, Static
 
 from localq.chat.attachments import AttachedFile
+from localq.chat.history.tool_rounds import ToolRound
 from localq.sanitize import sanitize
 from localq.tui.chat.attachment_chips import chips
+from localq.tui.chat.round_view import RoundView
+from localq.tui.chat.status_line import short_name
 from localq.tui.reply.repeated_row import RepeatedRow
+
+if TYPE_CHECKING:  # start-up cost: it imports Markdown
+    from localq.tui.reply.reply_text import ReplyText
 
 MOST_CHARACTERS = 20_000  # drawn of a user message; it may contain a whole file
 
@@ -26,6 +33,7 @@ class DrawnTurn:
     model    short name of the model of a reply, "" if unknown
     facts    of a reply: "37.4 tok/s", "12.4 s"
     attached files of a user message, with their texts
+    rounds   of a reply: parts before `thought` and `text` that ended in tool calls
     """
 
     number: int | None
@@ -37,6 +45,7 @@ class DrawnTurn:
     model: str = ""
     facts: tuple[str, ...] = ()
     attached: tuple[tuple[AttachedFile, str], ...] = ()
+    rounds: tuple[ToolRound, ...] = ()
 
 
 class TurnView(RepeatedRow, Vertical, can_focus=True):
@@ -60,9 +69,16 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
         if self.turn.role == "user":
             yield Static(Content(truncate(sanitize(self.turn.text))), classes="message")
             return
+        yield from (RoundView(each, self._collapsed) for each in self.turn.rounds)
         if self._thought:
             yield self._folded()
         yield ReplyText(sanitize(self.turn.text))
+
+    def _reply_text(self) -> ReplyText:
+        """The text after the last round."""
+        from localq.tui.reply.reply_text import ReplyText  # as above
+
+        return self.query_children(ReplyText).last(ReplyText)
 
     def _folded(self) -> Collapsible:
         thought = Static(Content(self._thought), classes="thought")
@@ -97,7 +113,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
     @property
     def is_empty(self) -> bool:
         """Whether no text has arrived."""
-        return not self._has_text and not self._thought and not self.turn.text
+        return not self._has_text and not self._thought and not self.turn.text and not self.turn.rounds
 
     def show(self, turn: DrawnTurn) -> None:
         """Update number, version or end of the same text."""
@@ -113,10 +129,14 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
             self._phase = phase
             self._draw_headline()
 
+    def name_model(self, model: str) -> None:
+        """Show the model of a reply that began before it was loaded."""
+        if not self.turn.model:
+            self.turn = replace(self.turn, model=short_name(model))
+            self._draw_headline()
+
     async def grow(self, thought: str, text: str) -> None:
         """Append to thought and text; return when they are drawn."""
-        from localq.tui.reply.reply_text import ReplyText  # as above
-
         if thought:
             self._thought, self._thinking = self._thought + thought, True
             await self._draw_thought()
@@ -125,26 +145,37 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
                 self._thinking = False
                 await self._draw_thought()
             self._has_text = True
-            await self.query_one(ReplyText).append(text)
+            await self._reply_text().append(text)
+
+    async def end_round(self, round: ToolRound) -> None:
+        """The thought and text so far have ended in tool calls: draw them above what follows."""
+        from localq.tui.reply.reply_text import ReplyText  # as above
+
+        self.turn = replace(self.turn, rounds=(*self.turn.rounds, round))
+        self._thought, self._thinking, self._has_text = "", False, False
+        old = [*self.query_children(Collapsible), self._reply_text()]
+        await self.mount_all([RoundView(round, self._collapsed), ReplyText()])
+        for each in old:
+            await each.remove()
 
     async def end(self, turn: DrawnTurn) -> None:
         """End the reply: show the final text."""
-        from localq.tui.reply.reply_text import ReplyText  # as above
-
         self._thought, self._thinking, self._phase = sanitize(turn.thought), False, ""
+        for missing in turn.rounds[len(self.turn.rounds) :]:
+            await self.end_round(missing)
+            self._thought = sanitize(turn.thought)
         await self._draw_thought()
-        await self.query_one(ReplyText).settle(sanitize(turn.text))
+        await self._reply_text().settle(sanitize(turn.text))
         self.show(turn)
 
     async def _draw_thought(self) -> None:
-        from localq.tui.reply.reply_text import ReplyText  # as above
-
-        found = self.query(Collapsible)
+        found = self.query_children(Collapsible)
         if found:  # created on demand: every widget costs time at every layout
-            found.first().title = self._title()
-            self.query_one(".thought", Static).update(Content(self._thought))
+            thought = found.last(Collapsible)
+            thought.title = self._title()
+            thought.query_one(".thought", Static).update(Content(self._thought))
         elif self._thought:
-            await self.mount(self._folded(), before=self.query_one(ReplyText))
+            await self.mount(self._folded(), before=self._reply_text())
 
     def fold(self, collapsed: bool) -> None:
         """Show or hide the thought."""

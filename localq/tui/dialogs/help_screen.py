@@ -44,7 +44,7 @@ def page(chosen: Mapping[str, str], of_heading: Style, of_key: Style) -> Group:
             if place == where:
                 grid.add_row(Text(f"  {keys}", of_key), Text(what), Text(name, "dim"))
         parts += [Text(where, of_heading), grid, Text()]
-    parts.append(Text('To rebind a key, use the name in the last column: keys = "send=ctrl+s".\n'))
+    parts.append(Text('To rebind a key, use the name in the last column, as in keys = "send=ctrl+s".\n'))
     return Group(
         *parts, Text("Commands", of_heading), Text("\n".join(f"  {line}" for line in commands.HELP.split("\n")))
     )

@@ -45,6 +45,7 @@ KINDS = (
     Kind("embedding", ("embedding",), "$secondary"),
     Kind("head", ("head",), "$accent"),
     Kind(KV, ("kv_cache",), "$success"),
+    Kind("draft model", ("draft_weights", "draft_kv_cache", "draft_workspace"), "$warning"),
     Kind(BUFFERS, (
         "scratch", "tables", "step_buffers", "attention_workspace", "sampler", "cublas_workspace",
     ), "$foreground 75%"),

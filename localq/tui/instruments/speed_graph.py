@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
+from localq.stats import Stats
 from localq.tui.gauge import MUTED, Part, falling
 from localq.tui.instruments.instrument_facts import InstrumentFacts, Slice
 from localq.tui.instruments.instrument_widget import (
@@ -32,8 +33,9 @@ ROUND = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # ends of the axis, 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 AXIS = 5  # cells left of the graph
 GOOD_SHARE = 0.6  # of the limit
+GOOD_ACCEPTANCE = 0.5
 LEAST_S = 0.3  # of the last slice: a shorter one says little
-NO_ROOF_CARD = "bandwidth share unknown: measure this card with `localq fit`"
+NO_ROOF_CARD = "bandwidth share unknown; run `localq fit` to measure this card"
 
 
 class SpeedGraph(Instrument):
@@ -51,17 +53,24 @@ class SpeedGraph(Instrument):
             found += graph([each.tokens_per_s for each in _whole(curve)], max(0, width - AXIS), width, rows)
         if facts.roof is not None:
             found.append(_limit(facts, width))
+        if facts.speed.last.drafted and not self.compact:
+            found.append(_drafts(facts.speed.last, width))
         is_short = self.compact or self.dropped >= NO_SOURCE
         return found if is_short else [*found, *words(explanation(facts), width)]
 
 
 def rate_and_roof(facts: InstrumentFacts) -> tuple[float, float]:
-    """(tok/s, roofline): current values during a reply, else the mean of the last one, at its middle."""
+    """(steps/s, roofline): current values during a reply, else the mean of the last one, at its middle.
+
+    A step gives a token, and with drafts several.
+    """
     speed, roof = facts.speed, facts.roof
     used, is_now = speed.last.context_used, speed.running and speed.now > 0
     if not is_now:
         used -= speed.last.generated_tokens // 2
-    return speed.now if is_now else speed.last.tokens_per_s, roof.tokens_per_s(max(0, used)) if roof else 0.0
+    rate = speed.now if is_now else speed.last.tokens_per_s
+    per_step = speed.last.tokens_per_step if speed.last.drafted else 1.0
+    return rate / per_step, roof.tokens_per_s(max(0, used)) if roof else 0.0
 
 
 def explanation(facts: InstrumentFacts) -> str:
@@ -89,6 +98,13 @@ def _limit(facts: InstrumentFacts, width: int) -> Content:
     style = falling(share, GOOD_SHARE)
     value: list[str | Part] = [(f"{share:.0%}", f"bold {style}"), f" of {figure(roof)}"] if rate else [figure(roof)]
     return meter(width, "limit", share, style, *value)
+
+
+def _drafts(stats: Stats, width: int) -> Content:
+    """Tokens of a step, and the share of the drafted ones that was accepted."""
+    share, style = stats.acceptance, falling(stats.acceptance, GOOD_ACCEPTANCE)
+    value = (f"{share:.0%}", f"bold {style}"), f" accepted, {stats.tokens_per_step:.1f} per step"
+    return meter(width, "drafts", share, style, *value)
 
 
 # ---- the graph

@@ -18,7 +18,7 @@ class TuiHost:
         """Copy to the terminal's clipboard."""
         text = sanitize(text)  # it may be pasted into a terminal
         if clipboard.copy_sequence(text) is None:
-            raise usage_error("copy", clipboard.TOO_LONG, "Write the conversation to a file: /export md FILE.")
+            raise usage_error("copy", clipboard.TOO_LONG, "Write the conversation to a file with /export md FILE.")
         self._app.call_from_thread(self._app.copy_to_clipboard, text)
         return clipboard.copied_notice(text)
 
@@ -29,7 +29,7 @@ class TuiHost:
     def set_markdown(self, wanted: bool | None) -> bool:
         """Return True; full-screen mode always renders Markdown."""
         if wanted is False:
-            step = "For unformatted replies: `localq chat --plain --no-markdown`."
+            step = "For unformatted replies, use `localq chat --plain --no-markdown`."
             raise usage_error("/markdown off", "full-screen mode always renders Markdown", step)
         return True
 

@@ -176,7 +176,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
     def _describe(self) -> None:
         row, text, shown = self.row, self._text.strip(), self.query_one("#sentence", Static)
         if self._note or row is None:
-            shown.update(sanitize(self._note or f"No match. Enter: open {text!r} from the Hub or disk"))
+            shown.update(sanitize(self._note or f"No match. Press Enter to open {text!r} from the hub or disk."))
         elif self.has_class("-beside"):
             shown.update(model_card.card(row, self._basis, self._rows, ABOUT_CELLS))
         else:
@@ -234,7 +234,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         if row is None:
             return
         if row.verdict != picker_rows.TOO_LARGE:
-            self._tell(f"Force applies only to models that are too large. {row.name}: {row.verdict}.")
+            self._tell(f"This applies only to models that are too large ({row.name}: {row.verdict}).")
             return
 
         from localq.tui.models.picker_dialogs import (

@@ -80,7 +80,7 @@ class RemoveScreen(QuestionScreen):
         paths = "\n".join(paths_of(model))
         shared = "\nAnother tool downloaded some of these files and may still need them." if model.shared else ""
         size = human_bytes(bytes_freed(model))
-        question = f"Delete {model.name} ({model.format}) from disk? Frees up to {size}."
+        question = f"Delete {model.name} ({model.format}) from disk? This frees up to {size}."
         super().__init__(question, f"{paths}{shared}", "Delete", "Keep")
 
 
@@ -89,7 +89,7 @@ class ForceScreen(QuestionScreen):
 
     def __init__(self, row: PickerRow) -> None:
         question = f"Open {row.full_name} even though the plan says it does not fit?"
-        risk = "It may run out of memory while loading, or later."
+        risk = "It may run out of memory, either while loading or later."
         super().__init__(question, f"Plan: {row.verdict}; {row.why}.\n{row.place}. {risk}", "Open", "Cancel")
 
 

@@ -55,7 +55,7 @@ class FilterInput(Input):
     ]
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(placeholder="Filter, or ORG/REPO, folder, .gguf", select_on_focus=False, **options)
+        super().__init__(placeholder="Filter, or enter ORG/REPO, folder, .gguf", select_on_focus=False, **options)
 
 
 class ModelTable(DataTable[Text]):

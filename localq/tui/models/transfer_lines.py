@@ -55,7 +55,7 @@ class TransferLines:
         parts = [sizes]
         quiet_s = self._rate.quiet_s(now_s)
         if quiet_s >= QUIET_S:
-            parts.append(f"stalled for {quiet_s:.0f} s (retry at {client.STALL_S:.0f} s)")
+            parts.append(f"stalled for {quiet_s:.0f} s (will retry after {client.STALL_S:.0f} s)")
         elif (rate := self._rate.bytes_per_s(now_s)) and (
             left_s := self._rate.remaining_s(now_s, now.total - now.done)
         ):

@@ -166,9 +166,9 @@ def test_the_references_agree_and_errors_are_found(form):
     bad = naive.clone()
     bad[0, 7] *= 1.2
     bad[0, 7] += 0.1 * exact.abs().max()
-    with pytest.raises(LocalqError, match="op: the result on what is off by"):
+    with pytest.raises(LocalqError, match="op: wrong result for what: the error is"):
         check("op", "what", bad, exact, naive)
-    with pytest.raises(LocalqError, match="is off by nan"):
+    with pytest.raises(LocalqError, match="the error is nan"):
         check("op", "what", torch.full_like(naive, torch.nan), exact, naive)
 
 
@@ -199,7 +199,7 @@ def test_without_kernels_it_says_why(bench, monkeypatch):
 
 
 def test_an_unknown_family_is_named(bench):
-    with pytest.raises(LocalqError, match="'nf5' is not a kernel family") as caught:
+    with pytest.raises(LocalqError, match="unknown kernel family 'nf5'") as caught:
         bench.run(io.StringIO(), families=["nf4", "nf5"])
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -212,7 +212,7 @@ def test_too_little_memory_leaves_a_row_out(bench, monkeypatch):
 
     from functools import partial
 
-    said = "skipped, not enough memory: greedy product=3 (2 GiB, please)"
+    said = "skipped greedy product=3: not enough memory (2 GiB, please)"
     assert bench._measured(partial(greedy_row, product=3), ON_CPU) == said
 
 
@@ -225,7 +225,7 @@ def test_a_shape_that_no_kernel_takes_leaves_a_row_out(bench, monkeypatch):
     from functools import partial
 
     assert bench._measured(partial(wide_row, columns=57_344), ON_CPU) == (
-        "skipped, no kernel supports it: wide columns=57344 (rowlut_gemv: in = 57344, is too large for the shared "
+        "skipped wide columns=57344: not supported by any kernel (rowlut_gemv: in = 57344, is too large for the shared "
         "memory of this device)"
     )
 
@@ -266,7 +266,7 @@ def test_a_kernel_that_fails_is_named_and_costs_no_other_row(bench, monkeypatch,
     from functools import partial
 
     def wrong_row(bench, rows):
-        raise kernel_timing.wrong("nf4_gemv", "64 x 64", "is off by 1")
+        raise kernel_timing.wrong("nf4_gemv", "64 x 64", "the error is 1")
 
     def crashing_row(bench):
         raise RuntimeError("CUDA error: an illegal memory access\nand more")
@@ -291,7 +291,8 @@ def test_a_kernel_that_fails_is_named_and_costs_no_other_row(bench, monkeypatch,
     assert json.loads(out.getvalue().splitlines()[-1]) == result
     assert len(result["rows"]) == (1 if breaks else 2)
     assert result["failures"] == [
-        "wrong rows=3: nf4_gemv: the result on 64 x 64 is off by 1. The kernel was not timed. Report this as a bug.",
+        "wrong rows=3: nf4_gemv: wrong result for 64 x 64: the error is 1. The kernel was not timed. "
+        "Report this as a bug.",
         "crashing: CUDA error: an illegal memory access",
     ]
     assert out.getvalue().count("FAILED") == 2

@@ -42,7 +42,7 @@ WORK = Workload(
     widths=(640,),
     tables=((4099, 64),),
 )
-OF_FORMATS = ("nf4", "gemm", "dequantize", "int8", "int4", "gguf", "rowlut", "gather", "vq", "bcq")
+OF_FORMATS = ("nf4", "gemm", "dequantize", "int8", "int4", "scaled", "gguf", "rowlut", "gather", "vq", "bcq")
 FAMILIES = (
     *(partial(format_rows.cases, family=family) for family in OF_FORMATS),
     format_rows.dense_cases, attention_rows.cases, step_rows.cases, search_rows.cases,
@@ -88,7 +88,7 @@ def test_every_row_is_measured(bench):
         "embed", "rmsnorm", "sample", "dry_match", "adjust", "gather_gemv", "vptq_gemv", "gather_roof",
         "additive_dequantize", "vptq_dequantize", "vq_search", "vq_adjoint", "vq_gemv", "vq_dequantize", "hadamard",
         "int4_gemv", "int4_dequantize", "gguf_gemv", "gguf_dequantize", "bcq_gemv", "bcq_dequantize", "rowlut_gemv",
-        "rowlut_dequantize", "delta_decode", "delta_prefill",
+        "rowlut_dequantize", "delta_decode", "delta_verify", "delta_prefill", "scaled_gemv", "scaled_dequantize",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)
@@ -107,6 +107,8 @@ def test_every_row_is_measured(bench):
     delta = next(row for row in rows if row.op == "delta_decode")
     rows_of_rates = 2 * 48 * 5120 * 2
     assert 2 * state + rows_of_rates < delta.bytes < 2.1 * state + rows_of_rates
+    of_rows = {row.rows: row.bytes for row in rows if row.op == "delta_verify" and " 48 value heads" in row.what}
+    assert delta.bytes < of_rows[2] < of_rows[4] < of_rows[8] < 1.15 * delta.bytes
     prefill = next(row for row in rows if row.op == "delta_prefill")
     assert (prefill.rows, prefill.what) == (3, "3 tokens, 48 heads, 0.5 GFLOP")
     assert 2 * state < prefill.bytes < 2.2 * state
@@ -131,7 +133,7 @@ def test_a_wrong_kernel_is_not_timed(bench, monkeypatch, module, name):
     monkeypatch.setattr(module, name, lambda *given, **named: right(*given, **named).roll(1))
     cases = format_rows.cases(WORK, "nf4") if module is nf4_kernel else attention_rows.cases(WORK)
     for case in cases[:3]:
-        with pytest.raises(LocalqError, match=f"{name}: the result on .* is off by"):
+        with pytest.raises(LocalqError, match=f"{name}: wrong result for .*: the error is"):
             case(bench)
 
 
@@ -147,7 +149,7 @@ def test_a_rival_that_fails_is_a_note_under_our_row(bench, monkeypatch):
     said = [line for row in rows for line in lines(row, 1e12)]
     assert "  bitsandbytes: not measured (OSError: no compiler)" in said
     assert "  triton fused: not measured (OSError: no compiler)" in said
-    assert "  triton two-step: produces wrong weights here" in said
+    assert "  triton two-step: produces wrong dequantized values" in said
     assert as_json(rows[0], 1e12)["rivals_us"] == {"cublas": 1.0, "bitsandbytes": None}
 
 
@@ -174,7 +176,7 @@ def test_a_package_with_a_wrong_result_is_not_timed(bench, monkeypatch):
     assert len(products) == 6
     for case in products:
         said = lines(case(bench), 1e12)
-        assert said[-1].endswith("not measured: its result is off by 100.00% (at most 0.63% allowed)"), said
+        assert said[-1].endswith("not measured: the result is off by 100.00% (limit: 0.63%)"), said
 
 
 def test_chunks_of_the_exact_product_join(monkeypatch):

@@ -44,8 +44,7 @@ def test_whatever_format_it_is_quantized_in(format):
 
 
 def test_all_that_is_quantized_and_runs_counts():
-    dequantized = {"fp8", "gguf"}  # while they load: they run in 16 bit, or what they are quantized to
-    assert {*choose.quantized_formats(), *format_facts.full_precision(), *dequantized} == set(format_facts.FORMATS)
+    assert {*choose.quantized_formats(), *format_facts.full_precision()} == set(format_facts.FORMATS)
 
 
 def test_of_one_model_in_two_formats_that_with_the_faster_kernels():

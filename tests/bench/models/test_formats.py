@@ -82,7 +82,7 @@ def test_what_is_made_is_found_by_its_name_and_the_rest_has_its_command(model):
     missing = candidates["mxfp4"]
     assert (missing.path, missing.reason) == (None, "not quantized yet")
     assert missing.command == f"localq quantize {model} --format mxfp4 --out {model}@mxfp4"
-    assert (candidates["vptq"].reason, candidates["vptq"].command) == ("localq cannot quantize to it", "")
+    assert (candidates["vptq"].reason, candidates["vptq"].command) == ("localq cannot quantize to this format", "")
 
 
 def test_a_catalogued_model_has_published_and_made_formats(monkeypatch, tmp_path):
@@ -190,7 +190,7 @@ def test_every_format_has_a_line_with_size_speed_and_quality(model, capsys):
     assert plain["kl"] is None
     assert plain["speedup_over_fp16"] is None  # on the CPU all weights are dequantized
     assert rows["awq"]["tok_per_s"] is None
-    assert "the CPU dequantizes every format" in shown.out.splitlines()[0]
+    assert "on the CPU, all formats are dequantized" in shown.out.splitlines()[0]
     assert "mxfp4: not measured: not quantized yet (localq quantize" in shown.out
     assert "1 window of 512 tokens" in shown.out
     assert "perplexity vs. weights in MB" in shown.err

@@ -19,7 +19,7 @@ from localq.engine.load.load import LoadedModel, load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import nf4
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
 from localq.quantize.request import TensorwiseRequest

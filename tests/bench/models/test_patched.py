@@ -27,7 +27,7 @@ def test_the_model_has_linear4bit_in_its_layers_and_a_plain_head():
 
 
 def test_one_layer_is_refused():
-    with pytest.raises(LocalqError, match="1 layers are too few"):
+    with pytest.raises(LocalqError, match="1 is too few"):
         patched.run(io.StringIO(), layers=1)
 
 

@@ -109,7 +109,7 @@ def test_a_reference_that_does_not_fit_in_float32_is_told(nf4_folder, monkeypatc
     found = evaluated(nf4_folder, against=REFERENCE, options={"dtype": "bfloat16"})
     assert found["against_dtype"] == "bfloat16"
     assert found["kl"] == 0
-    assert "does not fit in float32" in found["notes"][-1]
+    assert "does not fit in memory in float32" in found["notes"][-1]
     with pytest.raises(LocalqError, match="too large"):
         evaluated(nf4_folder, against=REFERENCE)
 
@@ -133,8 +133,8 @@ def test_another_vocabulary_is_refused_by_name(plain, tmp_path):
         ({"raw": b""}, "LICENSE: the text is empty"),
         ({"raw": b" \n\n"}, "LICENSE: the text is empty"),
         ({"raw": b"\xff\xfe" * 400}, "not UTF-8"),
-        ({"raw": b"a few words"}, r"tokens long, less than one window of 96"),
-        ({"options": {"ctx": 95}}, "a context of 95 is too short for a window of 96"),
+        ({"raw": b"a few words"}, r"tokens, fewer than one window of 96"),
+        ({"options": {"ctx": 95}}, "a context of 95 tokens is too short for a window of 96 tokens"),
         ({"window": 513}, "512"),
         ({"decode": 96}, "96 steps"),
     ],

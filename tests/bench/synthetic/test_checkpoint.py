@@ -15,13 +15,15 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
 from localq.files.model_folder import ModelFiles, check_config, open_model
 from localq.formats import FORMATS
-from localq.formats.checkpoint import Checkpoint, open_checkpoint
+from localq.formats.checkpoint import Checkpoint
 from localq.formats.dense_checkpoint import dequantized
 from localq.formats.int4 import codec as int4_codec
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.formats.samples import Random
-from localq.models import architecture
+from localq.models import architecture, gemma4
 from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
+from tests.support.files.tiny_gguf_families import GEMMA4, SHAPE
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted
 
@@ -36,7 +38,9 @@ CODES = {"nf4": ".weight", "vq2": ".codes", "aqlm": ".codes", "vptq": ".indices"
          "bcq": ".signs"}  # fmt: skip
 EXPERTS = ("nf4", "mxfp4", "vq2", "aqlm", "awq", "gptq", "squeezellm", "bcq")
 MIXTURES = {"gpt_oss": ("mxfp4", "nf4", "fp16"), "mixtral": ("nf4", "vq2", "aqlm", "fp16"),
-            "qwen3_moe": (*EXPERTS, "fp16"), "qwen3_5_moe": ("nf4", "vq2", "fp16")}  # fmt: skip
+            "qwen3_moe": (*EXPERTS, "fp16"), "qwen3_5_moe": ("nf4", "vq2", "fp16"),
+            "lfm2_moe": ("nf4", "mxfp4", "vq2", "fp16"),
+            **dict.fromkeys(("granitemoehybrid", "laguna", "nemotron_h"), ("nf4", "mxfp4", "fp16"))}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +59,11 @@ def tiny(model_type: str, format: str = "fp16") -> ModelFiles:
     if arch.recurrent_layers:
         small = replace(
             small, layers=4, recurrent_layers=3, rotary=8, shared_intermediate=arch.shared_intermediate and 64,
-            delta_key_heads=2, delta_value_heads=6, delta_key_dim=16, delta_value_dim=32,
+            delta_key_heads=2, delta_value_heads=8 if arch.traits.multipliers else 6, delta_key_dim=16,
+            delta_value_dim=32,
         )  # fmt: skip
+    if arch.traits.head_gates:
+        small = replace(small, window_layers=2, window_heads=6, rotary=16, shared_intermediate=64)
     config = synthetic_checkpoint.in_format(synthetic_checkpoint.config_of(small), format)
     return ModelFiles(path=Path(), kind="safetensors", config=config, name="tiny")
 
@@ -170,17 +177,31 @@ def test_a_cut_keeps_the_pattern_of_its_layers():
     cut = synthetic_checkpoint.with_layers(config, 2)
     assert cut["model_type"] == "gemma3_text"
     assert (cut["num_hidden_layers"], cut["layer_types"], cut["hidden_size"]) == (2, ["a", "b"], 8)
-    for wrapper, text_type in (("mistral3", "mistral"), ("mistral3", "ministral3"), ("muse_glimmer", None)):
+    wrappers = (("mistral3", "mistral"), ("mistral3", "ministral3"), ("muse_glimmer", None), ("gemma4", None))
+    for wrapper, text_type in wrappers:
         text = {"num_hidden_layers": 4, "layer_rope_theta": [1, 2, 3, 4], "model_type": text_type}
         cut = synthetic_checkpoint.with_layers({"model_type": wrapper, "text_config": text}, 2)
-        assert cut["model_type"] == (text_type or "muse_glimmer_text")
+        assert cut["model_type"] == (text_type or f"{wrapper}_text")
         assert cut["layer_rope_theta"] == [1, 2]
+
+
+@pytest.mark.parametrize(("layers", "shared"), [(6, 3), (4, 1), (2, 0)])
+def test_a_cut_gemma_4_still_shares_what_is_left(layers, shared):
+    text = {
+        **SHAPE,
+        **GEMMA4,
+        "num_kv_shared_layers": 3,
+        "per_layer_config": {"2": {"head_dim": 24}, "5": {"head_dim": 24}},
+    }
+    cut = synthetic_checkpoint.with_layers({"model_type": "gemma4", "text_config": text}, layers)
+    config = gemma4.Config.from_dict(cut)
+    assert (config.layers, len(config.shared)) == (layers, shared)
+    assert config.heads_of(layers - 1) == (2, 24)
 
 
 def test_names_that_cannot_be_made_up():
     for name, code in {
         "nosuchmodel": 4,
-        "llama-3.1-8b@fp8": 2,
         "gpt-oss-20b@aqlm": 2,
         "qwen3-30b-a3b@vptq": 2,
     }.items():

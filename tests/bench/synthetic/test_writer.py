@@ -14,7 +14,7 @@ from localq.engine.generate import Engine
 from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from localq.text.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ def test_an_interrupted_write_continues_and_another_is_refused(tmp_path, text):
 
 
 def test_a_larger_vocabulary_is_refused_before_anything_is_written(tmp_path, text):
-    with pytest.raises(LocalqError, match=r"has 49,152 tokens, but small .* only 320"):
+    with pytest.raises(LocalqError, match=r"has 49,152 tokens, but the vocabulary of small .* only 320"):
         writer.write(small("fp16", 320), "fp16", tmp_path / "out", text, CPU)
     assert not (tmp_path / "out").exists()
 

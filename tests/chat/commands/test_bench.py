@@ -87,7 +87,7 @@ def test_a_short_context_and_a_slow_machine_measure_less(monkeypatch):
 
 @pytest.mark.parametrize(
     ("size", "argument", "why"),
-    [(4096, "fast", "unexpected argument 'fast'"), (63, "", "a context of 63 tokens is too short")],
+    [(4096, "fast", "unexpected argument 'fast'"), (63, "", "a context of 63 tokens is too small")],
 )
 def test_what_it_does_not_do_is_said(size, argument, why):
     with pytest.raises(LocalqError, match=re.escape(why)) as caught:
@@ -101,7 +101,7 @@ def test_a_stop_ends_it_and_an_engine_without_times_is_named():
     for part in parts:
         if isinstance(part, ReplyPiece) and part.stats.generated_tokens:
             session.stop()
-    assert part.notices == ("stopped; nothing measured",)
+    assert part.notices == ("stopped; nothing was measured",)
     assert len(session.client.generated) == 1
     untimed = session_over(["a"])
     with pytest.raises(LocalqError, match="the engine reported no timings"):
@@ -147,7 +147,7 @@ def test_on_the_screen_it_is_notices_and_can_be_stopped():
         await until(pilot, lambda: len(client.generated) > 5)
         await pilot.press("escape")
         await idle(pilot)
-        assert "stopped; nothing measured" in " ".join(screen_text(app).split())
+        assert "stopped; nothing was measured" in " ".join(screen_text(app).split())
 
     drive_chat(app, script)
     assert parse("/bench") == ("/bench", "")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from localq.chat import commands, open_conversation
+from localq.chat import commands, open_conversation, reply_stream
+from localq.chat.commands.models import SwitchModel
 from localq.chat.history.store import ConversationStore
 from localq.chat.session import ChatSession
-from localq.errors import LocalqError
+from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.settings import NO_LIMIT, Settings
 from tests.support.chat.scripted_client import CharTokenizer, session_over, streamed
@@ -20,6 +23,10 @@ class Host:
 def command(session: ChatSession, line: str):
     name, argument = commands.parse(line)
     return commands.COMMANDS[name](session, argument, Host())
+
+
+def session_decoder(session: ChatSession):
+    return reply_stream.reply_decoder(session.tokenizer, [1])
 
 
 @pytest.mark.parametrize(
@@ -120,3 +127,64 @@ def test_a_conversation_keeps_the_guard_of_its_replies(tmp_path):
     assert (other.think_budget, other.preserve_thinking) == (9, "on")
     now = open_conversation.resumed_settings(record, Settings(), {})
     assert (now.think_budget, now.preserve_thinking) == (9, "on")
+
+
+def test_set_changes_drafts_and_says_where_that_has_no_effect():
+    session = session_over(["one"])
+    assert command(session, "/set draft off") == "draft = off"
+    assert session.generate_request([1], session_decoder(session)).draft_tokens == 0
+    assert command(session, "/set draft lookup") == "draft = lookup"
+    assert command(session, "/set draft_max 3") == "draft_max = 3"
+    assert session.generate_request([1], session_decoder(session)).draft_tokens == 3
+    assert {"draft = lookup", "draft_max = 3"} <= set(command(session, "/set").split("\n"))
+    session.loaded = replace(session.ensure_loaded(), draft_tokens=1)
+    assert "loaded with drafts of at most 1 tokens, so restart localq with --draft-max 5" in command(
+        session, "/set draft_max 5"
+    )
+    session.loaded = replace(session.loaded, no_drafts="the model has recurrent layers")
+    assert command(session, "/set draft auto") == "draft = auto, but drafts stay off: the model has recurrent layers"
+    with pytest.raises(LocalqError, match="draft heads"):
+        command(session, "/set draft medusa")
+
+
+def test_set_takes_the_mtp_block_of_the_model_or_says_why_not():
+    session = session_over(["one"])
+    session.record.model = "qwen3.5-4b"
+    loaded = session.ensure_loaded()
+
+    def state(mtp: str, **loading: str) -> None:
+        options = replace(session.request.options, name="qwen3.5-4b", mtp=mtp)
+        session.request, session.loaded = replace(session.request, options=options), replace(loaded, **loading)
+
+    state("auto", draft_tokens=7, draft_model="mtp")
+    assert command(session, "/set draft mtp") == "draft = mtp"
+    assert session.generate_request([1], session_decoder(session)).ask_draft_model
+    assert command(session, "/set draft lookup") == "draft = lookup"
+    assert not session.generate_request([1], session_decoder(session)).ask_draft_model
+    assert command(session, "/set draft auto") == "draft = auto"
+    assert session.generate_request([1], session_decoder(session)).ask_draft_model
+    session.loaded = None  # and not loaded yet
+    assert command(session, "/set draft mtp") == "draft = mtp"
+    state("")  # it was left out
+    assert command(session, "/set draft mtp") == SwitchModel("qwen3.5-4b", draft="mtp")
+    state("auto", draft_tokens=7, no_mtp="the files contain no MTP block")
+    with pytest.raises(LocalqError, match=r"qwen3\.5-4b --draft mtp: the files contain no MTP block") as caught:
+        command(session, "/set draft mtp")
+    assert caught.value.exit_code == ExitCode.USAGE
+    state("auto", no_drafts="models with recurrent layers can verify drafts only on the CPU")
+    assert command(session, "/set draft mtp").startswith("draft = mtp, but drafts stay off: models with recurrent")
+
+
+def test_set_names_a_draft_model_which_is_opened_with_the_model():
+    session = session_over()
+    session.record.model = "llama-3.1-8b"
+    assert command(session, "/set draft llama-3.2-1b") == SwitchModel("llama-3.1-8b", draft="llama-3.2-1b")
+    assert session.draft == "auto"
+    with pytest.raises(LocalqError, match="or a known model"):
+        command(session, "/set draft llama-3.2-1bb")
+    options = replace(session.request.options, draft_name="llama-3.2-1b")
+    session.request, session.draft = replace(session.request, options=options), "llama-3.2-1b"
+    assert session.generate_request([1], session_decoder(session)).ask_draft_model
+    assert command(session, "/set draft lookup") == "draft = lookup"
+    assert not session.generate_request([1], session_decoder(session)).ask_draft_model
+    assert command(session, "/set draft llama-3.2-1b") == "draft = llama-3.2-1b"  # it is loaded

@@ -6,6 +6,7 @@ Times are of this thread's processor, and the limits many times what was measure
 from __future__ import annotations
 
 import gc
+import json
 import sqlite3
 import time
 import tracemalloc
@@ -37,7 +38,7 @@ def fill(path: Path) -> ConversationStore:
     """Half of the turns in one conversation, the others in a thousand."""
     store = ConversationStore(path)
     store.check()
-    figures = str(Stats("done", 50, generated_tokens=40, decode_s=1.0).to_dict()).replace("'", '"')
+    figures = json.dumps(Stats("done", 50, generated_tokens=40, decode_s=1.0).to_dict())
     with sqlite3.connect(path) as db:
         half = TURNS // 2
         talks = [(LONG, half), *((2 + number, TALK) for number in range(half // TALK))]

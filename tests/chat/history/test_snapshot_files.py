@@ -47,7 +47,7 @@ def test_room_is_made_by_the_least_recently_used(database):
 
 def test_what_is_larger_than_all_may_be_removes_nothing(database):
     path = written(snapshot_files.snapshot_path(database, 1), 100, 50)
-    with pytest.raises(LocalqError, match="snapshot not saved: it needs") as caught:
+    with pytest.raises(LocalqError, match="snapshot not saved: the snapshot needs") as caught:
         snapshot_files.make_room(snapshot_files.snapshot_path(database, 2), 401, 400)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
     assert names() == {path.name}
@@ -56,7 +56,10 @@ def test_what_is_larger_than_all_may_be_removes_nothing(database):
 def test_a_full_disk_is_told_before_anything_is_written(database, monkeypatch):
     path = written(snapshot_files.snapshot_path(database, 1), 100, 50)
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 500)
-    with pytest.raises(LocalqError, match=r"snapshot not saved: 300 bytes .* but only 500 bytes are free") as caught:
+    with pytest.raises(
+        LocalqError,
+        match=r"snapshot not saved: not enough free disk space .*: need 300 bytes plus a reserve, have 500\.",
+    ) as caught:
         snapshot_files.make_room(snapshot_files.snapshot_path(database, 2), 300, 10_000)
     assert caught.value.exit_code == ExitCode.DISK
     assert names() == {path.name}

@@ -182,5 +182,5 @@ def test_what_cannot_be_kept_is_told_and_ends_nothing(keeper, engine, database):
     small.record_reply(LONG)
     engine.since()
     small.save(engine)
-    assert small.take_notice().startswith("snapshot not saved: it needs")
+    assert small.take_notice().startswith("snapshot not saved: the snapshot needs")
     assert engine.since() == []

@@ -139,6 +139,6 @@ def test_a_text_to_search_for_has_a_limit_below_that_of_the_database(store, char
     store.save(session)
     assert [each.id for each in store.summaries(character * MOST_SEARCHED)] == [session.id]
     for length in (MOST_SEARCHED + 1, 100_000):
-        with pytest.raises(LocalqError, match="longer than 1,000 characters") as caught:
+        with pytest.raises(LocalqError, match="limit: 1,000 characters") as caught:
             store.summaries(character * length)
         assert caught.value.exit_code == ExitCode.USAGE

@@ -123,5 +123,5 @@ def test_a_log_that_cannot_be_written_is_said_and_touches_nothing(tmp_path, kind
             pytest.skip("root may write everywhere")
         log.parent.chmod(0o500)
     error = error_log.unexpected("it", ValueError("a bug"))
-    assert "No error log was written" in str(error)
+    assert "The error log could not be written" in str(error)
     assert other.read_text() == "of the user"

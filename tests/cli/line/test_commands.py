@@ -45,7 +45,9 @@ def test_edit_regenerate_undo_and_going_back(start):
     assert talk.says("/n")[1] == "  1  b\n* 2  c\n  3  >>> one\n"
     assert talk.says("/n 1")[1] == "b\n"
     assert "is not a number from 1 to 3" in talk.refuses("/n 4")
-    assert talk.says("/edit -a  better")[1] == "reply edited; /continue continues it, /n lists the previous version\n"
+    assert (
+        talk.says("/edit -a  better")[1] == "reply edited; /continue continues it, and /n lists the previous version\n"
+    )
     assert [message.content for message in talk.session.messages] == ["two", "better"]
     assert talk.says("/undo")[1] == "removed: two\n"
     assert talk.session.messages == []
@@ -105,7 +107,7 @@ def test_values_that_a_command_cannot_take_are_refused_and_change_nothing(start)
     assert "is not a whole number" in talk.refuses("/set top_k infk")
     assert talk.says("/set seed none")[1] == "seed = None\n"
     assert talk.says("/set max_tokens none")[1] == "max_tokens = None\n"
-    assert "cannot read it" in talk.refuses("/system @a\0b")
+    assert "cannot be read" in talk.refuses("/system @a\0b")
     assert "not a regular file" in talk.refuses("/system @/dev/zero")
     assert talk.session.system is None
     assert talk.session.sampling == ChatSession(talk.client, talk.session.request, CharTokenizer()).sampling
@@ -157,7 +159,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monke
     talk.session.store = store
     out, told = talk.says("one")
     assert out == "a\n"
-    assert told.startswith("(not saved (will retry with the next turn): ")
+    assert told.startswith("(not saved (will retry after the next turn): ")
     assert told.count("\n") == 1
     assert "not saved" in talk.says("/undo")[1]
     assert open_conversation.open_store(Settings(save=False), said.append) is None

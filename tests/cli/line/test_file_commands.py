@@ -104,7 +104,7 @@ def test_copy_takes_what_was_written(start, monkeypatch):
     assert "no reply yet" in talk.refuses("/copy")
     talk.says("one")
     talk.says("two")
-    assert talk.says("/copy 2") == ("first\n", "this terminal has no clipboard access; printed instead\n")
+    assert talk.says("/copy 2") == ("first\n", "this terminal has no clipboard access; printed the text instead\n")
     assert talk.says("/copy code")[0] == "last\n"
     for number in ("3", "0", "0000012", "9" * 5000):
         assert "is not a number from 1 to 2" in talk.refuses(f"/copy {number}")
@@ -155,8 +155,9 @@ def test_files_that_are_no_text_are_refused_at_once(start, tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     (tmp_path / "large").write_bytes(b"x" * (2**20 + 1))
     os.mkfifo(tmp_path / "pipe")
-    refused = {"binary": "not a text file", "latin": "not UTF-8", "large": "larger than", "pipe": "not a regular file",
-               "none": "No such file", ".": "Is a directory", "a\0b": "cannot read it", "": "no file given",
+    refused = {"binary": "not a text file", "latin": "not valid UTF-8", "large": "too large",
+               "pipe": "not a regular file", "none": "No such file", ".": "Is a directory", "a\0b": "cannot be read",
+               "": "no file given",
                "/dev/zero": "not a regular file", "~no-such-user.txt": "there is no user"}  # fmt: skip
     for name, why in refused.items():
         assert why in talk.refuses(f"/read {name}"), name

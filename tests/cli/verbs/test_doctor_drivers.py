@@ -20,15 +20,15 @@ PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Mon Jan 13 20
 # CUresult, CUDA version served -> words of the cause, and of the cure.
 STATES = {
     (35, 12040): ("supports CUDA 12.4, but torch needs 13.0", "Update the driver"),
-    (35, 13000): ("it is too old for torch's CUDA version", "Update the driver"),
+    (35, 13000): ("the driver is too old for torch's CUDA version", "Update the driver"),
     (803, 13000): (
-        "different versions, which happens after a driver update; the kernel module is 570.86.15",
+        "different versions, probably because of a driver update; the kernel module is 570.86.15",
         "Restart the machine",
     ),
-    (209, 13000): ("it does not support this GPU", "Update the driver"),
+    (209, 13000): ("the driver does not support this GPU", "Update the driver"),
     (100, 13000): ("it finds no GPU", "nvidia-smi"),
     (999, 13000): ("the driver or the GPU failed", "nvidia_uvm"),
-    (46, 13000): ("using the GPU exclusively", "nvidia-smi"),
+    (46, 13000): ("exclusive access to the GPU", "nvidia-smi"),
     (34, 13000): ("a stub from a CUDA toolkit", "LD_LIBRARY_PATH"),
     (802, 13000): ("fabric is not ready", "Fabric Manager"),
     (804, 13000): ("compatibility libraries do not support this GPU", "cuda-compat"),
@@ -122,7 +122,7 @@ def test_a_kernel_module_that_does_not_tell_its_version(install, capsys, monkeyp
     monkeypatch.setattr(driver, "KERNEL_NODES", (str(tmp_path),))  # a folder: it cannot be read
     code, _, err = doctor(capsys)
     assert code == 7
-    assert "which happens after a driver update). " in err
+    assert "probably because of a driver update). " in err
 
 
 @pytest.mark.parametrize(

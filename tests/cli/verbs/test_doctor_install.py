@@ -99,7 +99,7 @@ def test_what_an_uninstall_leaves_has_sizes_and_paths(used, capsys):
     assert {each["what"]: (each["bytes"], each["path"]) for each in left} == {
         "downloaded models": (4_000_000, f"{used}/hub"),
         "models quantized here": (3_000_000, f"{used}/data/quantized"),
-        "embedded model": (2_000_000, f"{used}/data/embedded"),
+        "built-in model": (2_000_000, f"{used}/data/embedded"),
         "conversations": (2200, f"{used}/data/sessions.db"),
         "settings": (50, f"{used}/config/config.toml"),
         "input history, logs": (40, f"{used}/state/localq"),

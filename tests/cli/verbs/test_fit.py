@@ -13,6 +13,7 @@ import pytest
 
 from localq import gpus
 from localq.cli import execute
+from localq.drafts import MOST
 from localq.errors import ExitCode
 from localq.files import catalog
 from localq.files.catalog_file import read_families
@@ -78,8 +79,9 @@ def test_rows_say_what_the_planner_says(capsys):
         target = catalog.resolve(row["name"])
         source = target.source or target.entry.source(target.format)
         scheme = source.scheme if source else ""
-        now = memory_plan.assess(target.entry.arch, row["format"], budget - 1000 * MIB, scheme=scheme)
-        alone = memory_plan.assess(target.entry.arch, row["format"], budget, scheme=scheme)
+        asked = {"scheme": scheme, "wishes": placement.Wishes(draft_tokens=MOST)}
+        now = memory_plan.assess(target.entry.arch, row["format"], budget - 1000 * MIB, **asked)
+        alone = memory_plan.assess(target.entry.arch, row["format"], budget, **asked)
         assert row["ctx_max_no_desktop"] >= row["ctx_max"]
         assert row["fits"] == now.fits
         assert row["ctx_max"] == (now.ctx if now.fits else 0)
@@ -147,8 +149,8 @@ def test_the_order_is_what_an_owner_would_choose(capsys):
 @pytest.mark.parametrize(
     ("vram", "first"),
     [
-        ("8", "qwen3.5-9b@nf4"),
-        ("12", "qwen3.8-27b@vq2"),
+        ("8", "qwen3.5-9b@gguf"),
+        ("12", "qwen3.5-9b@gguf"),
         ("16", "qwen3.8-27b"),
         ("24", "qwen3.8-27b"),
         ("24GB", "qwen3.8-27b"),
@@ -224,7 +226,7 @@ def test_the_table_has_one_row_for_a_family_and_all_for_all(capsys):
     assert lines[1].split()[:5] == ["qwen3.8-27b", "2026", "~1416", "nf4", "4.13"]
     assert "TOK/S" in lines[0]
     assert "WHEN FULL" in lines[0]
-    assert "perplexity: not measured" in captured.err
+    assert "perplexity has not been measured" in captured.err
     assert "24,564 MiB" in captured.err
     assert execute(["fit", "--vram", "24", "--desktop", "1.2", "--all"]) == ExitCode.OK
     captured = capsys.readouterr()
@@ -239,8 +241,9 @@ def test_the_order_that_is_said_is_the_order_that_is_shown(capsys):
     assert execute(["fit", "--vram", "24", "--all"]) == ExitCode.OK
     said = capsys.readouterr().err
     assert "LMArena text score (2026-01-16) minus an estimated quantization loss" in said
-    terms = ("minus 20 points if the model must be quantized here", "short context", "low speed", "KV cache or head",
-             "non-default format", "slow formats, base models and models that do not fit come last")  # fmt: skip
+    terms = ("minus 20 points if the model must first be quantized here", "short context", "low speed",
+             "KV cache or head", "non-default format",
+             "slow formats, base models and models that do not fit come last")  # fmt: skip
     assert [term for term in terms if term not in said] == []
     assert "room only for the result and two source files" in said
     rows = fit_json(capsys, "--vram", "24")["rows"]

@@ -96,7 +96,7 @@ def test_offline_asks_nobody(server, capsys, monkeypatch, switch, verb):
     flags = [switch] if switch.startswith("--") else []
     if not flags:
         monkeypatch.setenv(switch, "1")
-    assert "localq is offline" in localq(capsys, *verb, REPO, "--vram", "4", *flags, code=6)[1]
+    assert "localq is in offline mode" in localq(capsys, *verb, REPO, "--vram", "4", *flags, code=6)[1]
     assert server.requests == []
 
 
@@ -105,7 +105,7 @@ def test_errors_are_those_of_pull(server, capsys, monkeypatch):
     server.add("maker/pickled", {**fake_hub.model_files(), "pytorch_model.bin": b"x"})
     del server.repos["maker/pickled"].commits[fake_hub.COMMIT]["model.safetensors"]
     for repo, code, said in (
-        ("maker/none", 4, "no such repository"), (f"{REPO}@v9", 4, "no revision"),
+        ("maker/none", 4, "does not exist or is private"), (f"{REPO}@v9", 4, "no revision"),
         ("maker/gated", 5, "hf auth login"), ("maker/pickled", 8, "pickle"),
     ):  # fmt: skip
         for verb in ("fit", "pull"):
@@ -168,7 +168,7 @@ def test_a_damaged_gguf_is_refused_and_fetched_by_force(server, capsys, tmp_path
     assert "maker/tiny-gguf/tiny.gguf" in err
     assert str(tmp_path) not in err
     assert "maker/tiny-gguf/tiny.gguf" in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4", code=8)[1]
-    assert "cannot tell whether it fits" in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4", "--force")[1]
+    assert "cannot determine whether it fits" in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4", "--force")[1]
 
 
 @pytest.mark.parametrize(
@@ -225,14 +225,14 @@ def test_chat_and_run_refuse_before_the_download(server, capsys, monkeypatch):
     assert server.sent_of("model-00002-of-00002.safetensors") <= 2 * hub_remote.HEAD_BYTES
     assert localq(capsys, "ls")[1].startswith("no models yet")
     server.requests.clear()
-    assert "localq is offline" in localq(capsys, "chat", REPO, "--offline", code=6)[1]
+    assert "localq is in offline mode" in localq(capsys, "chat", REPO, "--offline", code=6)[1]
     assert server.requests == []
 
 
 def test_chat_refuses_what_does_not_run_before_the_download_on_the_cpu_too(server, capsys):
     gemv = {**CONFIG, "quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}
     server.add(REPO, repository(gemv))
-    assert "the weights are AWQ in the layout 'gemv'" in localq(capsys, "run", REPO, "hello", code=1)[1]
+    assert "unsupported format: AWQ in layout 'gemv'" in localq(capsys, "run", REPO, "hello", code=1)[1]
     assert server.sent_of("model-00002-of-00002.safetensors") <= hub_remote.HEAD_BYTES
 
 

@@ -105,7 +105,7 @@ def test_a_part_that_is_missing_makes_it_incomplete_and_pull_fetches_it(server, 
 def test_an_unknown_tag_lists_the_tags(server, capsys):
     for verb in (["pull"], ["fit", "--vram", "4"], ["run", "--dry-run"]):
         err = localq(capsys, *verb, f"{REPO}:Q5_K_M", code=4)[1]
-        assert "there is no Q5_K_M; it has Q2_K, Q4_K_M, Q8_0, UD-Q4_K_XL" in err
+        assert "there is no Q5_K_M; available: Q2_K, Q4_K_M, Q8_0, UD-Q4_K_XL" in err
     assert "mmproj" not in err
     assert not hub_cache.repo_folder(REPO).exists()
 
@@ -117,7 +117,7 @@ def test_without_a_tag_the_models_are_listed_with_the_verdict_on_each(server, ca
     out, err = localq(capsys, verb[0], name, *words, *verb[1:], code=2)
     lines = err.splitlines()
     assert out == ""
-    assert lines[0] == f"localq: {REPO}: contains 4 GGUF models; add the tag of one:"
+    assert lines[0] == f"localq: {REPO}: found 4 GGUF models; select one by its tag:"
     assert lines[1].split() == ["TAG", "SIZE", "PARTS", "VERDICT"]
     assert [line.split()[0] for line in lines[2:6]] == ["Q2_K", "Q4_K_M", "UD-Q4_K_XL", "Q8_0"]
     assert [line.split()[3] for line in lines[2:6]] == ["1", "1", "1", "2"]
@@ -129,7 +129,7 @@ def test_without_a_tag_the_models_are_listed_with_the_verdict_on_each(server, ca
 
 
 def test_the_list_comes_before_the_full_screen(server, monkeypatch):
-    with pytest.raises(LocalqError, match="add the tag of one") as caught:
+    with pytest.raises(LocalqError, match="select one by its tag") as caught:
         gguf_list.check(Settings(model=REPO), "chat")
     assert caught.value.next_step == f"Run `localq chat {REPO}:Q4_K_M`."
     server.requests.clear()
@@ -145,7 +145,7 @@ def test_the_command_is_of_the_largest_that_fits_where_the_usual_one_does_not(se
     assert err.splitlines()[-1] == "Run `localq pull maker/big-GGUF:Q6_K`."
     err = localq(capsys, "pull", "maker/big-GGUF", "--vram", "500MiB", code=2)[1]
     assert err.count("too large: needs") == 3
-    assert err.splitlines()[-1].startswith("None fits here. `localq fit")
+    assert err.splitlines()[-1].startswith("None of them fits here. To list the models that fit, run `localq fit")
 
 
 def test_the_list_names_the_revision_that_was_asked_for(server, capsys):
@@ -243,7 +243,7 @@ def test_files_of_other_tools_have_these_names_too(server, capsys):
 @pytest.mark.parametrize("name", ["../x-Q4_0.gguf", "a/b/x-Q4_0.gguf", ".hidden/x-Q4_0.gguf", "-x/x-Q4_0.gguf"])
 def test_a_name_on_the_hub_never_becomes_another_path(server, capsys, name):
     server.add("maker/hostile", {name: SMALL, "good-Q8_0.gguf": LARGE})
-    assert "it has Q8_0." in localq(capsys, "pull", "maker/hostile:Q4_0", code=4)[1]
+    assert "available: Q8_0." in localq(capsys, "pull", "maker/hostile:Q4_0", code=4)[1]
 
 
 def test_json_of_a_dry_run(server, capsys):

@@ -57,7 +57,7 @@ def test_verbs_take_their_names(stores, capsys, name):
     assert plan["path"] == facts["path"]
     (checked,) = json.loads(localq(capsys, "verify", name, "--json")[0])["models"]
     assert checked["right"]
-    assert "in the store of another program" in localq(capsys, "pull", name, code=2)[1]
+    assert "in another program's store" in localq(capsys, "pull", name, code=2)[1]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_is_damaged_is_one_line(tmp_path, monkeypatch, capsys):
     lines = err.splitlines()
     assert [line.partition(": ")[0] for line in lines[:2]] == ["ollama/bad:1b", "ollama/gone:1b"]
     assert "not valid JSON" in lines[0]
-    assert "is missing. `ollama pull gone:1b` repairs it." in lines[1]
+    assert "is missing. Run `ollama pull gone:1b` to repair it." in lines[1]
     assert "Traceback" not in err
     unreadable = json.loads(localq(capsys, "ls", "--json")[0])["unreadable"]
     assert [each["name"] for each in unreadable] == ["ollama/bad:1b", "ollama/gone:1b"]

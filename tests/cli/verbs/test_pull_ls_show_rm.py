@@ -225,8 +225,8 @@ def test_show_a_catalogue_model_that_is_not_here(server):
 
 def test_show_tells_what_grows_with_the_context(server):
     windows = localq("show", "gemma-3-27b")
-    assert "81,920 bytes each in 16-bit, 425,984 more while in a window" in windows.stdout
-    assert "32,768 bytes each in 16-bit, 51.5 MB of states" in localq("show", "qwen3.5-9b").stdout
+    assert "81,920 bytes per token at 16 bits, 425,984 more inside the window" in windows.stdout
+    assert "32,768 bytes per token at 16 bits, 51.5 MB of recurrent state" in localq("show", "qwen3.5-9b").stdout
     body = one_object(localq("show", "qwen3.5-9b", "--json").stdout)["architecture"]
     assert body["kv_cache_growing_bytes_per_token"] == body["kv_cache_bytes_per_token"] == 8 * 2 * 4 * 256 * 2
     assert body["state_bytes"] == 24 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)

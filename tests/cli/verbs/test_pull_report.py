@@ -72,7 +72,7 @@ def test_force_fetches_what_does_not_fit(server, capsys):
 
 
 def test_without_a_gpu_the_ram_counts(server, capsys, monkeypatch):
-    assert "of 68.7 GB RAM for 8,192 tokens of context (on the CPU, in " in localq(capsys, "pull", REPO)
+    assert "of RAM for 8,192 tokens of context, and 68.7 GB is free (on the CPU, in " in localq(capsys, "pull", REPO)
     monkeypatch.setenv("LOCALQ_DTYPE", "float32")
     for verb in (["pull"], ["chat", "--dry-run"], ["run", "--dry-run"]):
         err = localq(capsys, *verb, "qwen3-32b", code=3)  # the hub of this test has no such repository
@@ -85,7 +85,7 @@ def test_without_a_gpu_the_ram_counts(server, capsys, monkeypatch):
 
 def test_a_card_that_is_not_here_has_a_desktop_unless_told_otherwise(server, capsys):
     err = localq(capsys, "pull", REPO, "--vram", "4")
-    assert "the card's memory, less 668 MiB for the desktop (assumed; --desktop 0 if no monitor is attached)" in err
+    assert "card's memory is free, less 668 MiB for the desktop (assumed; --desktop 0 if no monitor is attached)" in err
     server.repos["maker/other"] = server.repos[REPO]
     assert "desktop" not in localq(capsys, "pull", "maker/other", "--vram", "4", "--desktop", "0")
 
@@ -96,7 +96,7 @@ def test_quiet_is_quiet(server, capsys):
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [({**CONFIG, "model_type": "mamba"}, "mamba"), ({"model_type": "bert"}, "cannot tell whether it fits")],
+    [({**CONFIG, "model_type": "mamba"}, "mamba"), ({"model_type": "bert"}, "cannot determine whether it fits")],
 )
 def test_a_shape_that_is_not_known_is_said_and_no_reason_to_refuse(server, capsys, config, said):
     files = {**model(config)}
@@ -115,7 +115,7 @@ def test_unsound_files_are_refused_before_the_weights_unless_forced(server, caps
     assert said in localq(capsys, "pull", REPO, "--vram", "4", code=8)
     assert localq(capsys, "ls").startswith("no models yet")
     err = localq(capsys, "pull", REPO, "--vram", "4", "--force")
-    assert "cannot tell whether it fits" in err
+    assert "cannot determine whether it fits" in err
     assert "downloaded and verified" in err
 
 
@@ -163,6 +163,6 @@ def test_offline_no_socket_is_ever_connected(server, capsys, monkeypatch, switch
         monkeypatch.setenv(switch, "1")
     assert "already on this machine" in localq(capsys, "pull", REPO, *flags)
     for missing in ("maker/other", "llama-3.1-8b", f"{REPO}@v2"):
-        assert "localq is offline" in localq(capsys, "pull", missing, *flags, code=6)
+        assert "localq is in offline mode" in localq(capsys, "pull", missing, *flags, code=6)
     for verb in ("ls", "verify", "prune"):
         localq(capsys, verb)

@@ -13,7 +13,7 @@ import pytest
 from localq.errors import ExitCode
 from localq.files.model_folder import open_model
 from localq.formats import nf4
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
 

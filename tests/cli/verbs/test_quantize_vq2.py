@@ -220,14 +220,14 @@ def test_long_texts_are_tokenized_piece_by_piece(source, monkeypatch) -> None:
 
 def test_texts_that_do_not_do(source, tmp_path) -> None:
     files = open_model(Path(source))
-    with pytest.raises(LocalqError, match="tokens, less than one 256-token window") as caught:
+    with pytest.raises(LocalqError, match="tokens, fewer than one 256-token window") as caught:
         calibration.token_windows(files, "too short", None)
     assert caught.value.exit_code == ExitCode.USAGE
     (tmp_path / "latin").write_bytes("naïve".encode("latin-1"))
     (tmp_path / "long").write_bytes(b"a" * (calibration.MAX_TEXT_BYTES + 1))
     for path, why in (
         ("latin", "not UTF-8"),
-        ("long", "larger than"),
+        ("long", "too large"),
         (".", "cannot be read"),
         ("none", "cannot be read"),
     ):
@@ -263,7 +263,7 @@ def test_a_name_at_vq2_is_made_here_once_announced(tmp_path, monkeypatch) -> Non
     path = prepare.source_path("smollm3-3b@vq2", said.append)
     assert path == places.quantized_dir() / "smollm3-3b@vq2"
     assert commands[0][-5:] == [str(tmp_path / "source"), "--format", "vq2", "--out", str(path)]
-    assert re.search(r"localq quantizes them once from \S+ \(about \d+ (min|h) after the download\)", said[0])
+    assert re.search(r"localq quantizes \S+ once \(about \d+ (min|h) after the download\)", said[0])
 
 
 def test_estimates_know_the_machine(monkeypatch) -> None:

@@ -72,7 +72,7 @@ def test_files_alone_are_a_prompt_where_nothing_is_typed(run, files):
     assert run("-f", "a.txt")[-1] == ["<user>a.txt:\n\nalpha<assistant>"]
     code, _, err, prompts = run("-f", "a.txt", terminal=True)
     assert (code, prompts) == (2, [])
-    assert "--file: without a prompt, `localq run` opens a chat. Pass a prompt" in err
+    assert "--file: cannot be used without a prompt. Pass a prompt" in err
 
 
 def test_a_base_model_continues_the_file(run, files):
@@ -82,9 +82,9 @@ def test_a_base_model_continues_the_file(run, files):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-f", "none.txt", "x"], "none.txt: cannot read it (No such file or directory)"),
+        (["-f", "none.txt", "x"], "none.txt: cannot be read (No such file or directory)"),
         (["-f", "data.bin", "x"], "data.bin: not a text file"),
-        (["-f", ".", "x"], ".: cannot read it (Is a directory)"),
+        (["-f", ".", "x"], ".: cannot be read (Is a directory)"),
         (["what is @data.bin"], "@data.bin: not a text file"),
     ],
 )

@@ -24,5 +24,5 @@ def test_a_published_folder_answers_and_says_what_it_leaves_out(kind, tmp_path):
     assert body["stats"]["generated_tokens"] == 7 or body["reason"] == "stop"
     shown = localq(environment, "show", folder)
     assert shown.returncode == 0, shown.stderr
-    assert "2 of 3 layers have a gated delta net instead" in shown.stdout
+    assert "2 of 3 layers use a gated delta net instead" in shown.stdout
     assert ("a shared one per token" in shown.stdout) == (kind == "qwen3_5_moe")

@@ -12,10 +12,11 @@ from localq.chat.history.conversation import Conversation
 from localq.cli import execute
 from localq.cli.line import session
 from localq.cli.line.command_host import TerminalHost
+from localq.drafts import MOST
 from localq.errors import ExitCode
 from localq.files import catalog
+from localq.planner import placement, room
 from localq.planner import plan as memory_plan
-from localq.planner import room
 from localq.planner.speed import local_measurements
 from localq.wording import memory_lines
 from localq.worker.messages import Loaded
@@ -63,7 +64,8 @@ def shown(capsys, *arguments: str) -> dict:
 def test_without_a_gpu_nothing_is_told_and_with_a_size_the_plan(capsys):
     assert shown(capsys) is None
     told = shown(capsys, "--vram", "8")
-    plan = memory_plan.assess(catalog.find("llama-3.1-8b").arch, "nf4", 8188 * MIB - room.DESKTOP_BYTES)
+    arch, budget = catalog.find("llama-3.1-8b").arch, 8188 * MIB - room.DESKTOP_BYTES
+    plan = memory_plan.assess(arch, "nf4", budget, wishes=placement.Wishes(draft_tokens=MOST))
     assert (told["ctx"], told["predicted_bytes"], told["measured_bytes"]) == (plan.ctx, plan.ledger.components, None)
     assert execute(["show", "llama-3.1-8b", "--vram", "8"]) == ExitCode.OK
     assert "as planned" in capsys.readouterr().out

@@ -192,7 +192,7 @@ def test_a_file_for_thoughts_is_opened_first_and_what_fails_is_told(answered):
     assert "no/such: cannot write" in err
     code, _, err, _ = answered("a", "run", "smollm2-135m", "--think-out", "t", terminal=True)
     assert code == ExitCode.USAGE
-    assert "--think-out: without a prompt" in err
+    assert "--think-out: cannot be used without a prompt" in err
 
 
 def test_a_file_for_thoughts_keeps_what_it_has_until_there_is_one(answered, tmp_path):
@@ -208,7 +208,7 @@ def test_a_file_for_thoughts_keeps_what_it_has_until_there_is_one(answered, tmp_
     assert ("hmm" in notes.read_text(), "mine" in notes.read_text()) == (True, False)
     assert stat.S_IMODE(notes.stat().st_mode) == 0o600
     code, _, err, _ = answered("<think>\nhmm\n</think>\n\nyes", "run", "smollm2-135m", "--think-out", "link", "q")
-    assert (code, "link: is a link to" in err) == (ExitCode.USAGE, True)
+    assert (code, "link: this is a link to" in err) == (ExitCode.USAGE, True)
     assert {each.name for each in tmp_path.iterdir()} >= {"notes", "link"}
     assert not list(tmp_path.glob(".new-*"))
 

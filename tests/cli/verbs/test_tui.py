@@ -109,7 +109,7 @@ def test_afterwards_it_says_where_the_conversation_is_kept(monkeypatch, tmp_path
 
     assert shown(monkeypatch, run, store) == ExitCode.OK
     assert closed == ["closed"]
-    assert "Saved as conversation 1. Resume: localq chat --resume 1" in capsys.readouterr().err
+    assert "Saved as conversation 1. To resume it, run `localq chat --resume 1`." in capsys.readouterr().err
 
 
 def test_turns_that_could_not_be_saved_end_with_9(monkeypatch, tmp_path, capsys):

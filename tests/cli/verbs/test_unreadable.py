@@ -63,7 +63,7 @@ def localq(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -
 
 
 def lines_about(name: str, text: str) -> list[str]:
-    return [line for line in text.splitlines() if f"{name}: cannot read" in line and "Permission denied" in line]
+    return [line for line in text.splitlines() if f"{name}: " in line and "cannot be read (Permission denied)" in line]
 
 
 @pytest.mark.parametrize("what", CLOSED)
@@ -189,4 +189,4 @@ def test_a_file_that_this_user_may_not_read_is_no_damaged_one(capsys, tmp_path, 
     model = tmp_path / Path(name).parts[0]
     with closed(tmp_path / name) as path:
         _, err = localq(capsys, *(str(model) if word == "MODEL" else word for word in FILES_READ[name]), code=9)
-    assert f"localq: {path}: cannot read it (Permission denied). Check its permissions and its owner." in err
+    assert f"localq: {path}: cannot be read (Permission denied). Check its owner and permissions." in err

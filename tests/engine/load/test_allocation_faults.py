@@ -21,7 +21,8 @@ from localq.engine.load import load as engine_load
 from localq.engine.load.load import LoadedModel
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
-from localq.formats.checkpoint import Checkpoint, open_checkpoint
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from tests.support.files.hostile_models import FORMATS, write_sound

@@ -63,7 +63,7 @@ def test_an_entry_loads_as_a_tiny_model_of_its_shape_and_answers(name, folder):
     if offer.format != "gguf":  # its facts are those of a tiny file of its own
         assert stated == arch, "the facts of the catalogue are not those of such a model's config.json"
     assert loaded.format == OTHER_NAMES.get(offer.format, offer.format)
-    is_kept = offer.format not in format_facts.full_precision() and not format_facts.of(offer.format).imported
+    is_kept = offer.format not in format_facts.full_precision()
     assert (loaded.format in FORMATS) == is_kept
     loaded.cache.clear()
     ids = IDS % loaded.vocab

@@ -37,7 +37,7 @@ def test_a_working_gpu_is_taken(word):
 
 
 BROKEN = [
-    (CudaStack(WORKING, None), "torch is a CPU build"),
+    (CudaStack(WORKING, None), "torch is a CPU-only build"),
     (CudaStack(Driver(present=True, cuda_version=(12, 4)), "13.0"), "too old: it supports CUDA 12.4, .* needs 13.0"),
     (CudaStack(Driver(present=True, why_not="it finds no GPU"), "13.0"), "it finds no GPU"),
     (CudaStack(Driver(present=True, why_not="CUDA error 803", cuda_version=(13, 0)), "13.0"), "CUDA error 803"),

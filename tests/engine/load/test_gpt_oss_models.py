@@ -26,7 +26,7 @@ from localq.engine.step.state import StepState
 from localq.errors import ExitCode, LocalqError
 from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
-from localq.formats import mxfp4, nf4
+from localq.formats import expert_linears, mxfp4, nf4
 from localq.formats.linear import SlabStack
 from localq.planner import footprint
 from localq.planner.load_options import LoadOptions
@@ -257,7 +257,7 @@ def test_the_kernels_are_given_the_tensors_of_the_file(packed: tuple[Any, list[i
     model, _ = packed
     tensors, experts = read(published), model.layers[1].mlp.experts
     for name, part in (("gate_up_proj", experts.gate_up_proj), ("down_proj", experts.down_proj)):
-        stack = fused_experts.stack_of(part)
+        stack = expert_linears.stack_of(part)
         assert torch.equal(stack.blocks, tensors[f"{EXPERTS}.{name}_blocks"])
         assert torch.equal(stack.scales, tensors[f"{EXPERTS}.{name}_scales"])
     assert fused_experts.why_not(model.layers[1].mlp, torch.bfloat16) == ""
@@ -270,7 +270,7 @@ def test_inputs_of_experts_that_shared_memory_has_no_room_for_take_no_kernels(
     monkeypatch.setattr("localq.formats.experts.kernel.WIDEST", 384)
     mixture, width = model.layers[1].mlp, model.config.expert_width
     why = fused_experts.why_not(mixture, torch.bfloat16)
-    assert why == f"{mixture.router.active} experts of {width} columns exceed the input buffer of every kernel"
+    assert why == f"{mixture.router.active} experts with {width} columns each do not fit in any kernel's input buffer"
 
 
 def test_a_step_of_launches_over_packed_experts_gives_the_same_logits(

@@ -70,9 +70,21 @@ def test_what_was_loaded_is_described(loaded, checkpoint):
     assert (loaded.kv_bits, loaded.embed, loaded.head_bits) == (16, "device", "16")
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "phi3", "qwen3", "smollm3"])
-def test_what_is_planned_is_what_is_allocated(tmp_path, model_type):
-    loaded = load(open_model(make_checkpoint(tmp_path, model_type)), CPU)
+GEMMA4_MIXTURE = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 3, "moe_intermediate_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        *(
+            (each, {})
+            for each in ("gemma2", "gemma3_text", "gemma4_text", "granite", "olmo3", "phi3", "qwen3", "smollm3")
+        ),
+        ("gemma4_text", GEMMA4_MIXTURE),
+    ],
+)
+def test_what_is_planned_is_what_is_allocated(tmp_path, model_type, fields):
+    loaded = load(open_model(make_checkpoint(tmp_path, model_type, **fields)), CPU)
     assert {part: loaded.plan.ledger.components[part] for part in loaded.ledger} == loaded.ledger
 
 
@@ -259,7 +271,7 @@ def test_a_head_that_the_files_hold_in_nf4(edit):
 
     files = edit(change)
     assert load(files, CPU).head_bits == "nf4"
-    with pytest.raises(LocalqError, match="store the head as NF4") as caught:
+    with pytest.raises(LocalqError, match="the output head is stored as NF4") as caught:
         load(files, LoadOptions(device="cpu", dtype="float32", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
 

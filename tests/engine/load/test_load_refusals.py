@@ -30,9 +30,9 @@ DAMAGED = [
     (drop(NORM), r"1 weights are missing \(first: 'norm\.weight'\)"),
     (put("model.extra.weight", torch.ones(3)), r"do not belong to this architecture \(first: 'extra\.weight'\)"),
     (put("norm.weight", torch.ones(128)), r"another tensor both map to 'norm\.weight'"),
-    (put(NORM, torch.ones(127)), r"'model\.norm\.weight' has shape \[127\], expected \[128\]"),
-    (put(UP, torch.ones(192, 128, dtype=torch.int8)), r"up_proj\.weight' has the unsupported dtype int8"),
-    (put(UP, torch.ones(128, 192)), r"has shape \[128, 192\], expected \[192, 128\]"),
+    (put(NORM, torch.ones(127)), r"'model\.norm\.weight' has shape \[127\]; expected \[128\]"),
+    (put(UP, torch.ones(192, 128, dtype=torch.int8)), r"up_proj\.weight' has unsupported dtype int8"),
+    (put(UP, torch.ones(128, 192)), r"has shape \[128, 192\]; expected \[192, 128\]"),
 ]
 
 
@@ -81,7 +81,7 @@ def test_a_head_that_cannot_be_quantized_is_named(edit):
         tensors[key] = torch.full_like(tensors["model.embed_tokens.weight"], float("nan"))
         config["tie_word_embeddings"] = False
 
-    with pytest.raises(LocalqError, match=f"{key}: contains NaN or infinity. Check the weights") as caught:
+    with pytest.raises(LocalqError, match=f"{key}: the weights contain NaN or infinity. Check the weights") as caught:
         load(edit(change), LoadOptions(device="cpu", dtype="float32", head="nf4"))
     assert caught.value.exit_code == ExitCode.BAD_FILE
 

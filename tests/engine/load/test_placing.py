@@ -13,10 +13,11 @@ from localq.engine.load.load import load
 from localq.engine.load.placing import Destinations
 from localq.files.model_folder import open_model
 from localq.formats import int8, nf4
-from localq.formats.checkpoint import Checkpoint, info, open_checkpoint
+from localq.formats.checkpoint import Checkpoint, info
 from localq.formats.nf4 import codec as nf4_codec
 from localq.formats.nf4 import linear as nf4_linear
 from localq.formats.nf4 import tiles as nf4_tiles
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import architecture
 from localq.planner.load_options import LoadOptions
 from localq.planner.placement import Placement

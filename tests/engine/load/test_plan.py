@@ -13,7 +13,7 @@ from localq.engine.load import plan as load_plan
 from localq.engine.load import vram, weights
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import architecture
 from localq.planner.load_options import LoadOptions
 from tests.support.models.tiny_checkpoints import make_checkpoint

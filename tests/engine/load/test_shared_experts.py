@@ -13,7 +13,7 @@ from localq.engine.load.stacks import idle_bytes
 from localq.engine.step import fused_experts
 from localq.files.hub import remote as hub_remote
 from localq.files.model_folder import open_model
-from localq.formats import mxfp4, nf4
+from localq.formats import expert_linears, mxfp4, nf4
 from localq.formats.codebooks import experts_kernel
 from localq.formats.codebooks.experts_kernel import vq_stack
 from localq.formats.codebooks.linear import VqLinear
@@ -83,7 +83,7 @@ def test_it_lies_behind_the_routed_ones_where_it_is_like_them(name, folders):
             continue
         assert not list(shared.parameters())
         for leaf, found in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
-            stack = fused_experts.stack_of(getattr(ours.experts, leaf))
+            stack = expert_linears.stack_of(getattr(ours.experts, leaf))
             assert stacks.shape_of(stack)[0] == count + 1
             dense = dense_of(stack)
             assert torch.equal(dense[:-1], getattr(theirs.experts, leaf))

@@ -17,22 +17,34 @@ from localq.planner import model_facts
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from tests.support.engine.engine_runs import prompt_of
+from tests.support.models.tiny_case import MUSE_TOWER, PIXTRAL, QWEN_TOWER
+from tests.support.models.tiny_cases import GEMMA4_TOWERS
 from tests.support.models.tiny_checkpoints import WITH_IMAGES, make_checkpoint
-from tests.support.models.tiny_models import MUSE_VISION, PIXTRAL
 
 GROWING = {
     "rope_type": "yarn", "rope_theta": 1000.0, "factor": 16.0, "original_max_position_embeddings": 8,
     "llama_4_scaling_beta": 0.5,
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("gemma4", {**GEMMA4_TOWERS["gemma4"], "tie_word_embeddings": True, "text_config": {
+        "model_type": "gemma4_text", "num_hidden_layers": 4, "global_head_dim": 48, "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 320, "tie_word_embeddings": True}}),
+    "gemma4_unified": ("gemma4_unified", {
+        **GEMMA4_TOWERS["gemma4_unified"], "tie_word_embeddings": True, "text_config": {
+            "model_type": "gemma4_unified_text", "global_head_dim": 48, "attention_k_eq_v": True, "sliding_window": 16,
+            "num_global_key_value_heads": 1, "tie_word_embeddings": True}}),
     "ministral3": ("mistral3", {"vision_config": PIXTRAL, "tie_word_embeddings": False, "text_config": {
         "model_type": "ministral3", "rope_parameters": GROWING}}),
     "ministral3-tied": ("mistral3", {"vision_config": PIXTRAL, "tie_word_embeddings": True, "text_config": {
         "model_type": "ministral3", "rope_parameters": GROWING, "max_position_embeddings": 128}}),
     "mistral": ("mistral3", {"vision_config": PIXTRAL, "tie_word_embeddings": False, "text_config": {
         "model_type": "mistral", "sliding_window": 16}}),
-    "muse_glimmer": ("muse_glimmer", {"vision_config": MUSE_VISION, "text_config": {
+    "muse_glimmer": ("muse_glimmer", {**MUSE_TOWER, "text_config": {
         "model_type": "muse_glimmer_text", "sliding_window": 16, "output_multiplier": 0.5}}),
+    "qwen3_vl": ("qwen3_vl", {**QWEN_TOWER, "tie_word_embeddings": False, "text_config": {
+        "model_type": "qwen3_vl_text", "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}}}),
 }  # fmt: skip
 TOWER, TEXT = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -95,7 +107,7 @@ def test_the_text_model_loads_and_its_tower_is_left_out(written, rename, tower_i
         (tmp_path / TOWER).unlink()
     loaded = load(open_model(tmp_path), LoadOptions(device="cpu", dtype="float32"))
     torch.testing.assert_close(logits_of(loaded, prompt_of(40)), expected, rtol=0, atol=1e-4)
-    assert f"skipped, not needed for text: {TOWERS} ({len(towers)} tensors)" in loaded.notes
+    assert f"skipped (not needed for text): {TOWERS} ({len(towers)} tensors)" in loaded.notes
     assert {part: loaded.plan.ledger.components[part] for part in loaded.ledger} == loaded.ledger
     text = load_file(tmp_path / TEXT)
     held = sum(loaded.ledger[part] for part in ("weights", "embedding", "head"))

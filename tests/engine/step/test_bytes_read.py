@@ -19,10 +19,11 @@ from localq.planner.speed import roofline
 from localq.worker import backend
 from tests.support.engine import step_stand_ins
 from tests.support.models import tiny_models
-from tests.support.models.tiny_models import BY_NAME, CONTEXT
+from tests.support.models.tiny_cases import BY_NAME, FUSED
+from tests.support.models.tiny_models import CONTEXT
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", FUSED)
 def test_every_position_costs_what_attention_reads_of_it(name, monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)

@@ -16,8 +16,11 @@ from localq.engine.sampler import SamplerState
 from localq.engine.step import fused
 from localq.engine.step.fused import OPERATIONS, FusedStep
 from localq.engine.step.operands import dense_operand, fusable, operand, product
+from localq.engine.step.rows import StepBuffers
 from localq.engine.step.state import StepState
 from localq.files.architecture import Architecture
+from localq.files.attention_shapes import NO_KERNEL
+from localq.files.layer_caches import KeysAndValues
 from localq.formats import mxfp4, nf4, vptq
 from localq.formats.codebooks import aqlm
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
@@ -29,11 +32,13 @@ from localq.kernels.operand import share_tables
 from localq.models.attention import Attention
 from localq.planner import footprint
 from localq.planner.placement import Placement
+from localq.tui.instruments import kernel_bars
 from tests.support.engine import step_stand_ins
 from tests.support.kernels.gather_operands import aqlm_packed, vptq_packed
 from tests.support.kernels.nf4_operands import operands
 from tests.support.models import tiny_models
-from tests.support.models.tiny_models import BY_NAME, CONTEXT, PREFILL, TOKENS
+from tests.support.models.tiny_cases import BY_NAME, FUSED
+from tests.support.models.tiny_models import CONTEXT, PREFILL, TOKENS
 
 
 def fused_step(model, cache) -> FusedStep:
@@ -62,7 +67,7 @@ def logits_of_launches(model) -> torch.Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", FUSED)
 def test_launches_give_the_logits_of_the_modules(name, monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)
@@ -70,6 +75,31 @@ def test_launches_give_the_logits_of_the_modules(name, monkeypatch):
         logits = logits_of_launches(model)
         expected = tiny_models.logits_in_steps(model)[sum(PREFILL) :]
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+@pytest.mark.parametrize("name", FUSED)
+def test_several_rows_give_the_logits_of_the_modules(name, rows, monkeypatch):
+    step_stand_ins.install(monkeypatch)
+    model, ids, found = tiny_models.ours(name), tiny_models.token_ids(), []
+    cache, device = KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu", 16, 16, 8), torch.device("cpu")
+    state = StepState(SamplerState(model.config.vocab_size, CONTEXT, device), device)
+    buffers = StepBuffers(8)
+    step = FusedStep(model, cache, state, rows, buffers)
+    step.forget_drafts()
+    first = sum(PREFILL) if cache.states else 0  # a state of zeros magnifies the roundings of the first tokens
+    with torch.inference_mode():
+        if first:
+            model(ids[:first], torch.arange(first), cache, first)
+        for position in range(first, TOKENS - rows + 1, rows):
+            cache.make_room(position, rows)
+            state.tokens[:rows] = ids[position : position + rows]
+            state.position.fill_(position)
+            step.forward()
+            found.append(capped(step.logits.clone(), step.softcap))
+        expected = tiny_models.logits_in_steps(model)[first:]
+    logits = torch.cat(found)
+    torch.testing.assert_close(logits, expected[: len(logits)], rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3-text", "gpt-oss-sinks", "mistral-window"])
@@ -97,14 +127,18 @@ def test_launches_find_their_slots_in_windows_that_slide(name, monkeypatch):
         ("phi3-window", ["qkv", "attention", "o", "gate_up", "down"]),
         ("gemma2", ["qkv", "attention", "o", "norm", "gate_up", "down", "norm"]),
         ("gpt-oss-sinks", ["qkv", "attention", "o", "router", "gate_up", "down"]),
+        ("granite", ["qkv", "attention", "o", "gate_up", "down"]),
+        ("exaone4", ["qkv", "attention", "o", "norm", "gate_up", "down", "norm"]),
+        ("olmo3", ["qkv", "norm", "norm", "attention", "o", "norm", "gate_up", "down", "norm"]),
     ],
 )
-def test_a_step_is_five_launches_a_layer_or_six_or_seven(name, per_layer, monkeypatch):
+def test_a_step_is_five_launches_a_layer_to_nine(name, per_layer, monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)
     step = fused_step(model, KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu"))
     operations = [launch.operation for launch in step.launches(greedy=True)]
     assert operations == ["embed", *per_layer * model.config.layers, "head", "sample"]
+    assert all(len(name) < kernel_bars.NAME for name in OPERATIONS), "they have a column of their own on the screen"
     assert set(operations) <= set(OPERATIONS)
 
 
@@ -121,7 +155,28 @@ def test_a_gate_costs_attention_no_launch_but_the_product_of_its_own_matrix(name
     assert all(part.is_gated for part in gated)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "muse-glimmer", "qwen3.5", "qwen3.5-moe"])
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-small", "gemma4-experts"])
+def test_attention_that_no_kernel_computes_is_left_to_the_modules(name):
+    model = tiny_models.built(name, torch.bfloat16)
+    widths = {each.head_dim for each in model.cache_layout() if isinstance(each, KeysAndValues)}
+    assert fused.why_not(model) == NO_KERNEL or any(each % 8 for each in widths)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("nemotron-h", "Mamba-2 layers"), ("nemotron-h-dense", "Mamba-2 layers"),
+        ("granite-hybrid", "Mamba-2 layers and multipliers"), ("granite-turning", "Mamba-2 layers and multipliers"),
+        ("laguna", "per-head gates"), ("cohere2-moe", "parallel blocks"),
+    ],
+)  # fmt: skip
+def test_families_without_kernels_name_what_is_missing(name, what):
+    assert fused.why_not(tiny_models.built(name, torch.bfloat16)) == f"no kernel supports {what}"
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gemma2", "muse-glimmer", "qwen3.5", "qwen3.5-moe", "lfm2-conv", "lfm2-moe", "olmo3", "granite"]
+)
 def test_buffers_are_those_of_the_plan_to_the_byte(name, monkeypatch):
     step_stand_ins.install(monkeypatch)
     monkeypatch.setattr(delta_net, "DIM", 18)  # columns of a value head, which the kernel fixes
@@ -129,6 +184,35 @@ def test_buffers_are_those_of_the_plan_to_the_byte(name, monkeypatch):
     step = fused_step(model, KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu"))
     arch = Architecture.from_config(BY_NAME[name].config)
     assert step.bytes() == footprint.fixed_bytes(arch, "bf16", "", None, Placement(), 4)["step_buffers"]
+
+
+BUFFERS = [
+    "qwen3",
+    "gemma2",
+    "muse-glimmer",
+    "gpt-oss-sinks",
+    "qwen3.5",
+    "qwen3.5-moe",
+    "lfm2-conv",
+    "lfm2-moe",
+    "olmo3",
+]
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_buffers_of_steps_of_several_rows_are_those_of_the_plan_to_the_byte(name, monkeypatch):
+    step_stand_ins.install(monkeypatch)
+    monkeypatch.setattr(delta_net, "DIM", 18)  # columns of a value head, which the kernel fixes
+    model, cpu = tiny_models.ours(name), torch.device("cpu")
+    cache = KVCache(model.cache_layout(), CONTEXT, torch.float32, "cpu")
+    state = StepState(SamplerState(model.config.vocab_size, CONTEXT, cpu), cpu)
+    buffers = StepBuffers(8)
+    steps = [FusedStep(model, cache, state, rows, buffers) for rows in (1, 2, 4, 8)]
+    if cache.states:
+        steps.append(FusedStep(model, cache, state, 1, buffers, replays=True))
+    arch = Architecture.from_config(BY_NAME[name].config)
+    planned = footprint.fixed_bytes(arch, "bf16", "", None, Placement(rows=8), 4)["step_buffers"]
+    assert buffers.bytes() + sum(each.own_bytes() for each in steps) == planned
 
 
 def test_bytes_of_the_launches_are_all_weights_once_and_the_cache(monkeypatch):

@@ -19,7 +19,7 @@ from localq.files.gguf.binary import BLOCKS
 from localq.files.gguf.reader import read_header
 from localq.files.gguf.tensors import read_tensor
 from localq.files.model_folder import open_model
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
 from tests.support.files import tiny_gguf
 from tests.support.files.real_model import smollm2

@@ -59,14 +59,14 @@ def one_block_more(tensors):
 @pytest.mark.parametrize(
     ("case", "change", "words"),
     [
-        ("qwen3moe", another_count, r"blk.1.ffn_up_exps.weight' has shape \(5, 44, 96\), which is no stack of 6"),
-        ("qwen3moe", no_stack, r"blk.1.ffn_up_exps.weight' has shape \(44, 96\), which is no stack"),
-        ("gpt-oss", another_count, r"blk.1.ffn_up_exps.weight' has shape \(4, 64, 96\), which is no stack of 5"),
-        ("gpt-oss", one_part, r"layers.1.mlp.experts.gate_up_proj has the part 'blk.1.ffn_gate_exps.weight' only"),
+        ("qwen3moe", another_count, r"blk.1.ffn_up_exps.weight' has shape \(5, 44, 96\), which is not a stack of 6"),
+        ("qwen3moe", no_stack, r"blk.1.ffn_up_exps.weight' has shape \(44, 96\), which is not a stack"),
+        ("gpt-oss", another_count, r"blk.1.ffn_up_exps.weight' has shape \(4, 64, 96\), which is not a stack of 5"),
+        ("gpt-oss", one_part, r"experts.gate_up_proj is incomplete: only 'blk.1.ffn_gate_exps.weight' is present"),
         ("gpt-oss", narrow, r"tensors differ in shape: 'blk.1.ffn_gate_exps.weight' \(5, 64, 96\) and "),
-        ("qwen35", few_values, r"'blk.0.attn_gate.weight' has 106 rows, but the metadata gives 108"),
-        ("qwen35", few_columns, r"'blk.0.ssm_out.weight' has 106 columns, but the metadata gives 108"),
-        ("qwen35", one_block_more, r"'blk.7.attn_norm.weight' belongs to a block that is not there: block_count is 5"),
+        ("qwen35", few_values, r"'blk.0.attn_gate.weight' has 106 rows, but the metadata specifies 108"),
+        ("qwen35", few_columns, r"'blk.0.ssm_out.weight' has 106 columns, but the metadata specifies 108"),
+        ("qwen35", one_block_more, r"blk.7.attn_norm.weight' belongs to a block that does not exist \(block_count"),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path, weights, case, change, words):
@@ -80,7 +80,7 @@ def test_an_expert_that_is_narrower_than_the_metadata_says(tmp_path, weights):
     """The shapes of experts are checked where they are joined."""
     case = families.CASES["qwen3moe"]
     path = families.write(tmp_path / "m.gguf", case, weights("qwen3moe"), change=narrow)
-    with pytest.raises(LocalqError, match="gate and up differ in shape") as caught:
+    with pytest.raises(LocalqError, match="the gate and up matrices differ in shape") as caught:
         load(open_model(path), CPU)
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
@@ -91,11 +91,18 @@ def test_an_expert_that_is_narrower_than_the_metadata_says(tmp_path, weights):
         ("qwen3moe", "expert_count", 0, "key qwen3moe.expert_count has an invalid value: 0", ExitCode.BAD_FILE),
         ("qwen3moe", "expert_count", 2**20, "qwen3moe.expert_count has an invalid value", ExitCode.BAD_FILE),
         ("qwen3moe", "expert_used_count", 7, "7 experts per token", ExitCode.BAD_FILE),
-        ("qwen3moe", "expert_gating_func", 2, "the value 2 of the key qwen3moe.expert_gating_func", ExitCode.FAILURE),
+        ("qwen3moe", "expert_gating_func", 2, "unsupported value for qwen3moe.expert_gating_func: 2", ExitCode.FAILURE),
         ("qwen35moe", "nextn_predict_layers", 5, "nextn_predict_layers has an invalid value: 5", ExitCode.BAD_FILE),
-        ("qwen35moe", "ssm.time_step_rank", 5, "ssm.time_step_rank is 5, which is no multiple", ExitCode.BAD_FILE),
+        ("qwen35moe", "ssm.time_step_rank", 5, "ssm.time_step_rank is 5, but must be a multiple", ExitCode.BAD_FILE),
+        ("nemotron-moe", "expert_group_count", 2, "unsupported value for nemotron_h_moe.expert_group_count: 2",
+         ExitCode.FAILURE),
+        ("nemotron-moe", "ssm.time_step_rank", 7, "is 7, but must divide ssm.inner_size", ExitCode.BAD_FILE),
+        ("nemotron", "feed_forward_length", 0, "has 0 distinct nonzero values; expected one", ExitCode.BAD_FILE),
         ("mixtral", "expert_used_count", 0, "expert_used_count has an invalid value: 0", ExitCode.BAD_FILE),
-        ("ministral3", "attention.temperature_length", 9, "value 9 of the key", ExitCode.FAILURE),
+        ("ministral3", "attention.temperature_length", 9, "unsupported value for", ExitCode.FAILURE),
+        ("lfm2", "attention.head_count_kv", 2, "head_count_kv is not a list of 5 head counts", ExitCode.BAD_FILE),
+        ("lfm2", "shortconv.l_cache", 0, "key lfm2.shortconv.l_cache has an invalid value: 0", ExitCode.BAD_FILE),
+        ("lfm2moe", "expert_gating_func", 1, "unsupported value for", ExitCode.FAILURE),
     ],
 )  # fmt: skip
 def test_metadata_that_means_nothing_is_refused_by_key(tmp_path, weights, case, key, value, words, code):

@@ -245,7 +245,7 @@ def test_a_default_beyond_the_range_of_f32_does_not_refuse_the_file(tmp_path):
 
 def test_experts_in_an_architecture_without_are_refused_by_name(tmp_path):
     path = written(tmp_path / "m.gguf", tiny_gguf.CASES["qwen3"], lambda writer: writer.add_expert_count(8))
-    with pytest.raises(LocalqError, match="qwen3 models with experts are not supported") as caught:
+    with pytest.raises(LocalqError, match="qwen3 models with experts are not supported in GGUF") as caught:
         read_header(path)
     assert caught.value.exit_code == ExitCode.FAILURE
 

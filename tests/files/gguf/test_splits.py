@@ -17,7 +17,7 @@ from localq.files.gguf.reader import read_header
 from localq.files.gguf.tensors import FileBytes, read_tensor
 from localq.files.gguf.vocab import build_tokenizer, special_tokens
 from localq.files.model_folder import open_model
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import logits_of
 from tests.support.files import tiny_gguf_families as families
@@ -81,7 +81,8 @@ def test_a_tensor_that_does_not_fit_names_its_part(source, tmp_path):
         tensors["blk.4.ffn_up_exps.weight"] = tensors["blk.4.ffn_up_exps.weight"][:-1]
 
     families.write(tmp_path / "NAME.gguf", CASE, weights, change=narrow, split_max_tensors=PER_PART)
-    with pytest.raises(LocalqError, match=r"'blk.4.ffn_up_exps.weight' has shape .*, which is no stack of 5") as caught:
+    why = r"'blk.4.ffn_up_exps.weight' has shape .*, which is not a stack of 5"
+    with pytest.raises(LocalqError, match=why) as caught:
         open_model(tmp_path / "NAME-00001-of-00003.gguf")
     assert caught.value.what == str(tmp_path / "NAME-00003-of-00003.gguf")
 
@@ -111,7 +112,7 @@ def test_a_part_that_is_missing_is_named(parts, gone, given):
     if gone == given:
         return
     parts[gone].unlink()
-    with pytest.raises(LocalqError, match=rf"part {gone + 1} of 3 of this split model is missing") as caught:
+    with pytest.raises(LocalqError, match=rf"part {gone + 1} of 3 is missing from this split model") as caught:
         open_model(parts[given])
     assert (caught.value.what, caught.value.exit_code) == (str(parts[gone]), ExitCode.BAD_FILE)
 
@@ -127,7 +128,7 @@ def test_a_part_of_another_model_is_named(source, parts):
 
     kept = parts[1].read_bytes()
     shutil.copy(parts[2], parts[1])
-    refused("not part 2 of 3 of this split model: split.no is 2, not 1")
+    refused("not part 2 of 3 of the split model: split.no is 2, not 1")
     shutil.copy(whole, parts[1])
     refused("split.no is None, not 1")
     parts[1].write_bytes(with_value(kept, "split.count", "<H", 4))
@@ -155,7 +156,7 @@ def with_name_of(first: bytes, data: bytes) -> bytes:
 def test_a_number_of_tensors_that_is_not_stated(parts):
     for part in parts:
         part.write_bytes(with_value(part.read_bytes(), "split.tensors.count", "<i", 9))
-    with pytest.raises(LocalqError, match=r"its parts contain \d+ tensors, not 9") as caught:
+    with pytest.raises(LocalqError, match=r"the parts contain \d+ tensors in total; expected 9") as caught:
         open_model(parts[0])
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
@@ -163,7 +164,7 @@ def test_a_number_of_tensors_that_is_not_stated(parts):
 @pytest.mark.parametrize("name", ["renamed.gguf", "NAME-00001-of-00002.gguf"])
 def test_a_part_that_was_renamed_is_refused_with_the_names_that_parts_have(parts, name):
     renamed = parts[0].rename(parts[0].with_name(name))
-    with pytest.raises(LocalqError, match=r"one of 3 parts .* -00001-of-00003.gguf") as caught:
+    with pytest.raises(LocalqError, match=r"part of a split model .* -00001-of-00003.gguf") as caught:
         open_model(renamed)
     assert caught.value.exit_code == ExitCode.FAILURE
 

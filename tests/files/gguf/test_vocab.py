@@ -161,7 +161,7 @@ def test_a_vocabulary_that_leaves_a_doubt_is_refused_with_the_reason(tmp_path, a
     with pytest.raises(LocalqError, match="names no pre-tokenizer") as caught:
         build_tokenizer(path)
     assert caught.value.exit_code == ExitCode.FAILURE
-    assert "again with a current llama.cpp" in caught.value.next_step
+    assert "again with a current version of llama.cpp" in caught.value.next_step
 
 
 def test_the_rules_differ_on_these_texts():

@@ -284,16 +284,16 @@ def test_nobody_is_followed_out_of_encryption(server, location):
 @pytest.mark.parametrize(
     ("location", "said"),
     [("http://192.0.2.7/signed?key=s3cret", "not encrypted"), ("//192.0.2.7/x", "not encrypted"),
-     ("ftp://127.0.0.1/x", "not encrypted"), ("/api/models/a/b", "no such repository")],
+     ("ftp://127.0.0.1/x", "not encrypted"), ("/api/models/a/b", "does not exist or is private")],
 )  # fmt: skip
 def test_nor_for_metadata(server, monkeypatch, location, said):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     server.fail("/api/models/", 302, Location=location)
     error = refused(hub_client.list_files, REPO, "main")
-    assert error.exit_code == (ExitCode.NETWORK if "no such" not in said else ExitCode.UNKNOWN_MODEL)
+    assert error.exit_code == (ExitCode.NETWORK if "private" not in said else ExitCode.UNKNOWN_MODEL)
     assert said in str(error)
     assert "s3cret" not in str(error)
-    assert len(server.seen("GET", "/api/")) == 1 + (said == "no such repository")
+    assert len(server.seen("GET", "/api/")) == 1 + (said == "does not exist or is private")
 
 
 def test_the_token_does_not_follow_metadata_to_another_host(server, monkeypatch):

@@ -57,8 +57,8 @@ def test_no_proxy_excludes_the_hub(server, monkeypatch):
     [
         ("HTTP_PROXY", "socks4://h:1", "socks4:// proxies are not supported"),
         ("https_proxy", "ftp://h:1", "ftp:// proxies are not supported"),
-        ("ALL_PROXY", "http://h:port", "not a valid address"),
-        ("HTTPS_PROXY", "http://[::1", "not a valid address"),
+        ("ALL_PROXY", "http://h:port", "not a valid URL"),
+        ("HTTPS_PROXY", "http://[::1", "not a valid URL"),
         ("all_proxy", "://", ":// proxies are not supported"),
         ("ALL_PROXY", "http://h\x01:1", "control characters"),
         ("http_proxy", " http://h:1", "spaces"),

@@ -31,7 +31,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left(hub, tmp_path):
     mine = tmp_path / "out.source" / "thesis.tex"
     mine.parent.mkdir()
     mine.write_text("years")
-    with pytest.raises(LocalqError, match="already exists and was not created by localq") as caught:
+    with pytest.raises(LocalqError, match="it already exists and was not created by localq") as caught:
         hub_shards.open_shards(hub_server.source(), tmp_path / "out.source")
     assert caught.value.exit_code == ExitCode.USAGE
     assert mine.read_text() == "years"
@@ -62,7 +62,7 @@ def test_a_folder_that_another_user_prepared_is_refused(hub, tmp_path, make):
     mine.write_text("years")
     mark.parent.mkdir()
     make(mark, mine)
-    with pytest.raises(LocalqError, match="it belongs to another user") as caught:
+    with pytest.raises(LocalqError, match="belongs to another user") as caught:
         hub_shards.open_shards(hub_server.source(), tmp_path / "out.source")
     assert caught.value.exit_code == ExitCode.USAGE
     assert mine.read_text() == "years"
@@ -93,7 +93,8 @@ def test_a_size_that_no_file_has(hub, tmp_path, monkeypatch, size):
     file = shards._listing.files[shards.names[0]]
     monkeypatch.setattr(hub_client, "first_bytes", lambda listing, asked, count: b"\x02" + bytes(7) + b"{}")
     with pytest.raises(
-        LocalqError, match=rf"{size:,} bytes for {file.name}, more than this file system supports\. Use another"
+        LocalqError,
+        match=rf"{file.name} \({size:,} bytes\) is too large for this file system\. Use another",
     ):
         shards._header(hub_client.RemoteFile(file.name, size, file.sha256, file.git_sha1))
     shards.close(done=True)
@@ -123,6 +124,6 @@ def test_a_header_that_was_another_is_named(hub, tmp_path):
     headers = shards.headers()
     one, two = shards.names[:2]
     headers[one] = headers[two]
-    with pytest.raises(LocalqError, match=f"the tensors in {one} do not match its header"):
+    with pytest.raises(LocalqError, match=f"the tensors in {one} do not match the header"):
         shards.path(one)
     shards.close(done=True)

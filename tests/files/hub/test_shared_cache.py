@@ -198,7 +198,7 @@ def test_a_download_folder_of_another_user_is_not_used(server):
     (places.hub_cache() / "models--maker--large" / "blobs" / HASH).unlink()
     error = refused(get)
     assert error.exit_code == ExitCode.DISK
-    assert "it belongs to another user" in str(error)
+    assert "belongs to another user" in str(error)
 
 
 def test_a_part_that_is_exchanged_before_it_is_renamed_is_refused(server, monkeypatch):
@@ -273,7 +273,8 @@ def test_a_closed_repository_is_named_when_it_is_fetched(server, what):
     with privileges.closed(folder / what):
         error = refused(hub.fetch_repo, REPO)
     assert error.exit_code == ExitCode.DISK
-    assert f"{REPO}: cannot read {folder}" in str(error)
+    assert f"{REPO}: {folder}" in str(error)
+    assert "cannot be read" in str(error)
 
 
 def test_a_branch_that_only_another_user_may_read_is_asked_for_and_written_anew(server):
@@ -282,7 +283,7 @@ def test_a_branch_that_only_another_user_may_read_is_asked_for_and_written_anew(
     main.chmod(0)
     with privileges.bound_by_rights():
         error = refused(hub.fetch_repo, REPO, offline=True)
-        assert f"{REPO}: cannot read {main}" in str(error)
+        assert f"{REPO}: {main} cannot be read" in str(error)
         assert hub.fetch_repo(REPO) == folder
         assert hub.fetch_repo(REPO, offline=True) == folder
 

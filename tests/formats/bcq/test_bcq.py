@@ -10,11 +10,11 @@ from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
 from localq.files import format_facts, format_sizes, schemes
-from localq.files.architecture import Linears
+from localq.files.linears import Linears
 from localq.formats import FORMATS, bcq, owner
 from localq.formats.bcq import codec as bcq_codec
 from localq.formats.bcq import tiles as bcq_tiles
-from localq.planner import footprint
+from localq.planner import slabs
 from tests.support.engine.live_memory import LiveMemory
 from tests.support.formats.memory_checkpoint import Held
 from tests.support.kernels.bcq_operands import random_packed
@@ -107,7 +107,7 @@ def test_temporaries_are_those_that_are_planned(scheme: str, monkeypatch: pytest
     signs, alphas = bcq.of_scheme(scheme).layout(8176, 8208).values()
     packed = bcq.Packed(*(torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in (signs, alphas)))
     linear, slab = bcq.Linear(packed).put_into_tiles(), torch.empty(8176, 8208, device="meta")
-    assert footprint.PREFILL_SCRATCH - 2048 < slab.nbytes <= footprint.PREFILL_SCRATCH
+    assert slabs.PREFILL_SCRATCH - 2048 < slab.nbytes <= slabs.PREFILL_SCRATCH
     with LiveMemory() as memory:
         linear.dequantized_rows(0, 8176, torch.float32, slab)
     assert 0 < memory.peak <= format_facts.FORMATS["bcq"].unpack_bytes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,13 +19,12 @@ from localq.formats.bcq import codec as bcq_codec
 from localq.formats.bcq import kernel as bcq_kernel
 from localq.kernels import gemv
 from tests.support.kernels.bcq_operands import BcqSample, by_bits, make
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels.cuda_headers import compile_on_cpu
 from tests.support.kernels.gemv_structs import Extras
 from tests.support.kernels.guarded_memory import guarded
 from tests.support.kernels.nf4_operands import bits, inputs
 from tests.support.kernels.row_operands import biased, normed
 
-ROOT = Path(__file__).parents[3]
 # Multiprocessors, shared memory of a block: of an H200, of a consumer card, and one with room for a part of x only.
 LARGE, SMALL, ONE, NARROW = (16, 232_448), (6, 101_376), (1, 101_376), (4, 4096)
 SUMS = 2e-6  # of some hundred blocks in f32, over the sum of magnitudes
@@ -43,11 +41,12 @@ class Matrix(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
-    found = built(folder, "bcq_on_cpu.cpp", ["bcq/gemv_launch.cu", "bcq/dequantize.cu"])
-    found.bcq_gemv_on_cpu.restype = found.bcq_dequantize_on_cpu.restype = ctypes.c_char_p
-    return found
+    return compile_on_cpu(
+        tmp_path_factory.mktemp("library"),
+        "bcq_on_cpu.cpp",
+        ["bcq/gemv_launch.cu", "bcq/dequantize.cu"],
+        faults=("bcq_gemv", "bcq_dequantize"),
+    )
 
 
 @pytest.fixture
@@ -73,12 +72,10 @@ def emulated(library, patched):
         def launch(*, x, matrices, y, type, rows, biases, device, stream, **extras):
             all_matrices = (Matrix * len(matrices))(*(Matrix(*each.values()) for each in matrices))
             around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
-            failure = library.bcq_gemv_on_cpu(
+            library.bcq_gemv_on_cpu(
                 all_matrices, len(matrices), ctypes.byref(around), ctypes.c_void_p(x), ctypes.c_void_p(y), type, rows,
                 *device, counts,
             )  # fmt: skip
-            if failure is not None:
-                raise ValueError(failure.decode())
             assert counts[0] > 0
             assert counts[1] == 0, "conflicts between banks"
 
@@ -172,11 +169,10 @@ def test_weights_bit_for_bit(library, patched, shape, planes, group, dtype):
     expected = bcq_codec.dequantize(operand.packed, dtype)
 
     def launch(*, matrix, out, type, row_begin, row_count, device, stream):
-        failure = library.bcq_dequantize_on_cpu(
+        library.bcq_dequantize_on_cpu(
             ctypes.byref(Matrix(*matrix.values())), ctypes.c_void_p(out), type, ctypes.c_int64(row_begin),
             ctypes.c_int64(row_count),
         )  # fmt: skip
-        assert failure is None, failure
 
     for first, count in ((0, shape[0]), (shape[0] // 16 * 16 - 16, 13)):
         buffer = torch.full((count + 2, shape[1]), torch.nan, dtype=dtype)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from localq.errors import ExitCode, LocalqError
 from localq.files import format_facts
-from localq.files.architecture import Linears
+from localq.files.linears import Linears
 from localq.formats.codebooks import aqlm
 from localq.formats.codebooks.aqlm import Packed
 from tests.support.engine.live_memory import LiveMemory
@@ -174,11 +174,11 @@ def halves(*shape: int) -> Tensor:
 
 
 CODES = torch.zeros(66, 12, 2, dtype=torch.int8)
-SIZES = r"must have three dimensions, and codebooks .* four"
+SIZES = r"expected three-dimensional codes and four-dimensional codebooks"
 DAMAGED: dict[str, tuple[Held, str]] = {
     "no codebooks": (stored(codebooks=None), r"lacks a\.q_proj\.codebooks"),
     "no scales": (stored(scales=None), r"lacks a\.q_proj\.scales"),
-    "codes of floats": (stored(codes=CODES.half()), "codes are float16, expected int8 or int16"),
+    "codes of floats": (stored(codes=CODES.half()), "codes are float16; expected int8 or int16"),
     "codes of 32 bits": (stored(codes=CODES.int()), "codes are int32"),
     "unsigned codes": (stored(codes=CODES.to(torch.uint8)), "codes are uint8"),
     "codes of two sizes": (stored(codes=CODES[..., 0]), SIZES),
@@ -195,9 +195,9 @@ DAMAGED: dict[str, tuple[Held, str]] = {
     "codebooks of integers": (stored(codebooks=CODES.new_ones(2, 256, 1, 8)), "codebooks are int8 and scales float16"),
     "codebooks of doubles": (stored(codebooks=halves(2, 256, 1, 8).double()), "codebooks are float64"),
     "scales of another type": (stored(scales=halves(66, 1, 1, 1).float()), "codebooks are float16 and scales float32"),
-    "too few scales": (stored(scales=halves(65, 1, 1, 1)), r"scales have an unexpected shape, \[65, 1, 1, 1\]"),
-    "scales for groups": (stored(scales=halves(66, 12, 1, 1)), r"scales have an unexpected shape, \[66, 12, 1, 1\]"),
-    "scales of one size": (stored(scales=halves(66)), r"scales have an unexpected shape, \[66\]"),
+    "too few scales": (stored(scales=halves(65, 1, 1, 1)), r"scales have unexpected shape \[65, 1, 1, 1\]"),
+    "scales for groups": (stored(scales=halves(66, 12, 1, 1)), r"scales have unexpected shape \[66, 12, 1, 1\]"),
+    "scales of one size": (stored(scales=halves(66)), r"scales have unexpected shape \[66\]"),
     "infinite codeword": (stored(codebooks=halves(2, 256, 1, 8) / 0), "codebooks contain NaN or infinity"),
     "scale that is no number": (stored(scales=halves(66, 1, 1, 1) * torch.nan), "scales contain NaN or infinity"),
 }  # fmt: skip

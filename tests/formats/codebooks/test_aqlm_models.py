@@ -18,9 +18,9 @@ from localq.engine.load.load import load, share_scratch
 from localq.engine.step import fused
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import aqlm
 from localq.formats.dense_checkpoint import dequantized
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
@@ -136,7 +136,7 @@ def test_a_quantized_head_is_dequantized(edit, folder):
     loaded, plain = load(files, CPU), load(open_model(folder), CPU)
     assert loaded.head_bits == "16"
     assert torch.equal(loaded.model.lm_head.weight, plain.model.lm_head.weight)
-    with pytest.raises(LocalqError, match="the files store the head as AQLM, not as 8-bit") as caught:
+    with pytest.raises(LocalqError, match="the output head is stored as AQLM, not as 8-bit") as caught:
         load(files, LoadOptions(device="cpu", dtype="float32", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -164,7 +164,7 @@ def test_packed_linears_give_the_same_logits(folder, monkeypatch):
     assert_near(logits_of(model, plain, ids), expected)
     model.half()
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
-    assert fused.why_not(model) == "no kernel supports a Linear in AQLM with 128 columns"
+    assert fused.why_not(model) == "no kernel supports linear layers in AQLM with 128 columns"
 
 
 @pytest.mark.cuda
@@ -176,7 +176,7 @@ def test_a_reply_on_the_gpu(tmp_path, name):
     write(tmp_path, LAYOUTS[name], num_hidden_layers=2)
     files = open_model(tmp_path)
     engine = Engine(load(files, LoadOptions(device="cuda")))
-    slow = [note for note in engine.notes if "no kernel supports a Linear in AQLM" in note]
+    slow = [note for note in engine.notes if "no kernel supports linear layers in AQLM" in note]
     assert bool(slow) == (name == "8x8g32")
     assert list(engine.generate(prompt_of(50), GREEDY))
     exact, loaded, ids = load(files, CPU), engine.model, prompt_of(50)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import ctypes
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,12 +16,11 @@ from localq.formats.codebooks import aqlm, vq2, vq2_codec
 from localq.formats.codebooks import dequantize_kernel as wrapper
 from localq.formats.codebooks.dequantize_kernel import vq_dequantize, vq_dequantize_bytes
 from localq.formats.codebooks.linear import VqLinear
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels.cuda_headers import compile_on_cpu
 from tests.support.kernels.gather_operands import aqlm_packed, integers, normal
 from tests.support.kernels.nf4_operands import bits
 from tests.support.kernels.refusals import refused_by_name
 
-ROOT = Path(__file__).parents[3]
 KERNELS = ("lookup/dequantize.cu", "lookup/additive_dequantize.cu")
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 LARGE, SMALL = (3, 232_448), (2, 101_376)  # multiprocessors, shared memory of a block: of an H200, of a consumer card
@@ -57,11 +55,9 @@ class Matrix(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
-    found = built(folder, "vq_dequantize_on_cpu.cpp", KERNELS)
-    found.vq_dequantize_on_cpu.restype = ctypes.c_char_p
-    return found
+    return compile_on_cpu(
+        tmp_path_factory.mktemp("library"), "vq_dequantize_on_cpu.cpp", KERNELS, faults=("vq_dequantize",)
+    )
 
 
 @pytest.fixture
@@ -73,12 +69,10 @@ def emulated(library, monkeypatch):
         def launch(*, books, stored, out, type, row_begin, row_count, device, stream, **sizes):
             held = (Book * 2)(*(Book(*book.values()) for book in books))
             matrix = Matrix(held, len(books), *(sizes[name] for name in SIZES))
-            failure = library.vq_dequantize_on_cpu(
+            library.vq_dequantize_on_cpu(
                 ctypes.byref(matrix), stored, ctypes.c_void_p(out), type, ctypes.c_int64(row_begin),
                 ctypes.c_int64(row_count), *device, counts,
             )  # fmt: skip
-            if failure is not None:
-                raise ValueError(failure.decode())
 
         with monkeypatch.context() as patch:
             patch.setattr(kernels, "module", lambda: SimpleNamespace(vq_dequantize=launch))

@@ -21,14 +21,16 @@ from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
 from localq.formats import FORMATS as FORMAT_MODULES
 from localq.formats import expert_linears
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import lookup_kernel, vq2
 from localq.formats.codebooks.experts_kernel import vq_stack
 from localq.formats.codebooks.linear import VqLinear
 from localq.formats.expert_linears import LinearStack
+from localq.formats.int4.eight_bits import Int8Linear
+from localq.formats.int4.linear import Int4Linear
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import architecture
 from localq.models.experts import Mixture
-from localq.planner import footprint
+from localq.planner import footprint, slabs
 from localq.planner.load_options import LoadOptions
 from localq.planner.placement import Placement
 from localq.quantize import by_tensor
@@ -200,7 +202,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Formats without kernels for experts."""
     place = tmp_path_factory.mktemp("others")
     plain = source(place / "plain", "qwen3_moe")
-    published = ("awq", "gptq", "compressed-tensors", "gguf")
+    published = ("awq", "gptq", "compressed-tensors", "gguf", "nvfp4", "fp8")
     made = {format: quantized(place / format, plain, format)[0] for format in published}
     return made | {
         each: by_tensor.convert(TensorwiseRequest(open_model(plain), each, place / each))
@@ -220,14 +222,16 @@ def test_experts_of_every_other_format_lie_on_a_gpu_as_they_are_stored(format, o
     mixture = next(each for each in mixtures(model) if isinstance(each, Mixture))
     stack = mixture.experts.gate_up_proj
     assert isinstance(stack, LinearStack)
-    assert all(isinstance(each, FORMAT_MODULES[format].Linear) for each in stack.linears)
+    linear = FORMAT_MODULES[format].Linear
+    of_format = linear if isinstance(linear, type) else (Int4Linear, Int8Linear)
+    assert all(isinstance(each, of_format) for each in stack.linears)
     got, expected = (logits_of(each, exact, IDS) for each in (model, exact.model))
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
     assert fused_experts.why_not(mixture, torch.float16) == "no kernel supports experts in this format"
     arch = Architecture.from_config(files.config)
-    together = footprint.slab_bytes(max(each.slab_weights for each in stack.linears), 2)
+    together = slabs.slab_bytes(max(each.slab_weights for each in stack.linears), 2)
     opened = next(each for each in arch.linears if each.expert and each.name == "gate, up")
-    assert together == 2 * footprint._slab_weights(opened, format_facts.of(format))
+    assert together == 2 * slabs.slab_weights(opened, format_facts.of(format))
 
 
 def test_of_mixtures_all_formats_but_two_are_linears():

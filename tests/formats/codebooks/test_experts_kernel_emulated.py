@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ from localq.formats.codebooks import experts_kernel as codebook_experts
 from localq.formats.codebooks.rotation import packed_signs, rotate
 from localq.formats.experts import kernel as expert_kernel
 from localq.kernels import gemv
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels.cuda_headers import compile_on_cpu
 from tests.support.kernels.expert_operands import chosen_of
 from tests.support.kernels.gemv_structs import Extras, Matrix, Workspace, matrix_of
 from tests.support.kernels.nf4_operands import bits, inputs
@@ -27,7 +26,6 @@ from tests.support.kernels.row_operands import normed
 from tests.support.kernels.vq_operands import SCHEMES, by_tables
 from tests.support.kernels.vq_stacks import VqExperts, stack_of
 
-ROOT = Path(__file__).parents[3]
 # Multiprocessors, shared memory of a block: of an H200, of a consumer card, and one as small as there can be.
 LARGE, SMALL, FEW = (6, 232_448), (4, 101_376), (3, 101_376)
 MEETING = 2**18
@@ -43,10 +41,13 @@ class Stack(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/vq_launch_on_cpu.h")
-    found = built(folder, "vq_experts_on_cpu.cpp", ["lookup/experts.cu"])
-    found.gate_up_on_cpu.restype = found.down_on_cpu.restype = ctypes.c_char_p
+    found = compile_on_cpu(
+        tmp_path_factory.mktemp("library"),
+        "vq_experts_on_cpu.cpp",
+        ["lookup/experts.cu"],
+        launch="vq_launch_on_cpu.h",
+        faults=("gate_up", "down"),
+    )
     found.bank_conflicts_on_cpu.restype = ctypes.c_int64
     return found
 
@@ -62,9 +63,8 @@ def emulated(library, monkeypatch) -> SimpleNamespace:
         like, places, count, shared = given.values()
         return ctypes.byref(Stack(matrix_of(like), places, count, shared))
 
-    def checked(failure):
-        if failure is not None:
-            raise ValueError(failure.decode())
+    def run(name, *given):
+        getattr(library, f"{name}_on_cpu")(*given)
         assert (meeting == -1).all(), "not as it was before"
         assert library.bank_conflicts_on_cpu() == 0
 
@@ -74,11 +74,11 @@ def emulated(library, monkeypatch) -> SimpleNamespace:
     def gate_up(*, x, stack: tuple, workspace, chosen, active, norm, norm_weight, eps, y, type, device, stream):
         extras = Extras(norm=norm, norm_weight=norm_weight, eps=eps)
         around = (ctypes.byref(extras), ctypes.byref(place), *pointers(chosen), active, *pointers(x, y), type)
-        checked(library.gate_up_on_cpu(of_stack(stack), *around, *here.device))
+        run("gate_up", of_stack(stack), *around, *here.device)
 
     def down(*, x, stack, workspace, chosen, weights, active, residual, signs, y, type, device, stream):
         around = (ctypes.byref(place), *pointers(chosen, weights), active, *pointers(x, residual, y), type)
-        checked(library.down_on_cpu(of_stack(stack), *pointers(signs), *around, *here.device))
+        run("down", of_stack(stack), *pointers(signs), *around, *here.device)
 
     place, of_stack = workspace, stack
     module = SimpleNamespace(vq_experts_gate_up=gate_up, vq_experts_down=down)

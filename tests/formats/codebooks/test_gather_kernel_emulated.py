@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,14 +16,13 @@ from localq.formats.vptq import codec as vptq_codec
 from localq.formats.vptq.kernel import vptq_arguments
 from localq.kernels import gemv
 from localq.kernels.checks import TYPES
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels.cuda_headers import compile_on_cpu
 from tests.support.kernels.gather_operands import aqlm_packed, gather_matrix, unrounded, vptq_matrix, vptq_packed
 from tests.support.kernels.gemv_structs import Extras
 from tests.support.kernels.guarded_memory import guarded
 from tests.support.kernels.nf4_operands import inputs
 from tests.support.kernels.row_operands import biased, normed
 
-ROOT = Path(__file__).parents[3]
 KERNELS = ("gather/aqlm_gemv.cu", "gather/vptq_gemv.cu")
 HALF, BF16 = torch.float16, torch.bfloat16
 POINTER, LONG = ctypes.c_void_p, ctypes.c_int64
@@ -48,11 +46,9 @@ class Vptq(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
-    found = built(folder, "gather_on_cpu.cpp", KERNELS)
-    found.gather_gemv_on_cpu.restype = found.vptq_gemv_on_cpu.restype = ctypes.c_char_p
-    return found
+    return compile_on_cpu(
+        tmp_path_factory.mktemp("library"), "gather_on_cpu.cpp", KERNELS, faults=("gather_gemv", "vptq_gemv")
+    )
 
 
 def in_guarded_memory(matrix):
@@ -77,12 +73,10 @@ def multiply(library, x, matrices, *, multiprocessors=2, shared=LARGE, norm=None
     extras = Extras(*(told[each] for each in ("norm", "norm_weight", "eps", "residual", "activation")),
                     (POINTER * gemv.SEGMENTS)(*told["biases"]), told["y_is_f32"])  # fmt: skip
     given = [structure_of(each) for each in matrices]
-    fault = getattr(library, f"{name}_on_cpu")(
+    getattr(library, f"{name}_on_cpu")(
         (type(given[0]) * len(given))(*given), len(given), ctypes.byref(extras), POINTER(x.data_ptr()),
         POINTER(out.data_ptr()), TYPES[x.dtype], len(x), multiprocessors, shared,
     )  # fmt: skip
-    if fault is not None:
-        raise ValueError(fault.decode())
     return out.clone()
 
 

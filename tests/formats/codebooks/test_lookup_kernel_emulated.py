@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,13 +18,12 @@ from localq import kernels
 from localq.formats.codebooks import lookup_kernel
 from localq.formats.codebooks.rotation import packed_signs, rotate
 from localq.kernels import gemv
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import compile_on_cpu
 from tests.support.kernels.gemv_structs import Extras, Matrix, Workspace, matrix_of
 from tests.support.kernels.nf4_operands import bits, inputs
 from tests.support.kernels.row_operands import biased, normed
 from tests.support.kernels.vq_operands import SCHEMES, VqSample, by_tables, make
 
-ROOT = Path(__file__).parents[3]
 # Multiprocessors, shared memory of a block: of an H200, with room for two tables, and of a consumer card.
 LARGE, SMALL, ONE = (16, 232_448), (6, 101_376), (1, 101_376)
 MEETING = 2**18
@@ -34,9 +32,9 @@ SUMS = 2e-6  # of at most 288 entries in f32, over the sum of magnitudes
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    found = built(tmp_path_factory.mktemp("library"), "vq_on_cpu.cpp", ["lookup/gemv_launch.cu"])
-    found.vq_gemv_on_cpu.restype = ctypes.c_char_p
-    return found
+    return compile_on_cpu(
+        tmp_path_factory.mktemp("library"), "vq_on_cpu.cpp", ["lookup/gemv_launch.cu"], launch="", faults=("vq_gemv",)
+    )
 
 
 @pytest.fixture
@@ -52,12 +50,10 @@ def emulated(library, monkeypatch):
             all_matrices = (Matrix * len(matrices))(*(matrix_of(each) for each in matrices))
             around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
             meeting = Workspace(place.data_ptr(), MEETING)
-            failure = library.vq_gemv_on_cpu(
+            library.vq_gemv_on_cpu(
                 all_matrices, len(matrices), ctypes.byref(around), ctypes.c_void_p(signs), ctypes.byref(meeting),
                 ctypes.c_void_p(x), ctypes.c_void_p(y), type, rows, *device, counts,
             )  # fmt: skip
-            if failure is not None:
-                raise ValueError(failure.decode())
             assert (place == -1).all(), "not as it was before"
             assert counts[0] > 0
             assert list(counts)[1::2] == [0, 0], "conflicts between banks"

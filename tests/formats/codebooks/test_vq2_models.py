@@ -19,10 +19,10 @@ from localq.engine.load.shared import SharedTensors
 from localq.engine.step import fused
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import vq2
 from localq.formats.codebooks.vq2 import Packed
 from localq.formats.dense_checkpoint import dequantized
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import GREEDY, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
@@ -144,7 +144,7 @@ def test_packed_linears_give_the_same_logits(folder, monkeypatch):
     assert_near(logits_of(model, plain, ids), expected)
     model.half()
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
-    assert fused.why_not(model) == "no kernel supports a Linear in vq2 with 128 columns"
+    assert fused.why_not(model) == "no kernel supports linear layers in vq2 with 128 columns"
 
 
 def test_a_shared_codebook_is_at_one_place_and_the_arena_is_full(folder):

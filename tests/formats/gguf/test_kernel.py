@@ -36,7 +36,7 @@ REFUSED = {
     "nine rows": ({"x": inputs(9, 512, HALF)}, r"x has shape \(9, 512\)"),
     "x of floats": ({"x": X.float()}, "x is torch.float32"),
     "no matrix": ({"operands": []}, "0 matrices"),
-    "blocks of another type": ({"operands": [replace(MATRIX, type="IQ2_XS")]}, "blocks are IQ2_XS, must be of Q4_0"),
+    "blocks of another type": ({"operands": [replace(MATRIX, type="Q1_0")]}, "blocks are Q1_0, must be of Q4_0"),
     "blocks of signed bytes": (
         {"operands": [replace(MATRIX, blocks=MATRIX.blocks.view(torch.int8))]}, "blocks is torch.int8"
     ),
@@ -66,7 +66,7 @@ def test_what_it_reads():
     assert reads(make((16, WIDEST), "Q8_0").matrix)
     assert not reads(make((16, WIDEST + 256), "Q8_0").matrix)
     assert not reads(replace(MATRIX, blocks=MATRIX.blocks[:8]))
-    assert not reads(GgufOperand(torch.zeros(16, 66, dtype=torch.uint8), "IQ2_XXS"))
+    assert not reads(GgufOperand(torch.zeros(16, 36, dtype=torch.uint8), "Q1_0"))
 
 
 def test_halves_are_cut_between_tiles():
@@ -78,7 +78,7 @@ def test_halves_are_cut_between_tiles():
 
 
 def on_device(sample):
-    return GgufOperand(sample.matrix.blocks.cuda(), sample.matrix.type)
+    return replace(sample.matrix, blocks=sample.matrix.blocks.cuda())
 
 
 @pytest.mark.cuda

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from localq import kernels
 from localq.files.gguf.block_types import by_name
 from localq.formats.gguf import codec, tiles
 from localq.formats.gguf import kernel as gguf_kernel
 from localq.kernels import gemv
-from tests.support.kernels.cuda_headers import built, copy_to
-from tests.support.kernels.gemv_structs import Extras
-from tests.support.kernels.gguf_operands import GgufSample, make
+from tests.support.kernels import emulated_products
+from tests.support.kernels.cuda_headers import compile_on_cpu
+from tests.support.kernels.gguf_operands import SOURCES, GgufSample, make
 from tests.support.kernels.nf4_operands import bits, inputs
 from tests.support.kernels.row_operands import biased, normed
 
-ROOT = Path(__file__).parents[3]
-KERNELS = ("gguf/gemv.cu", "gguf/gemv_32.cu", "gguf/gemv_256.cu", "gguf/dequantize.cu")
+KERNELS = [f"gguf/{name}.cu" for name in SOURCES]
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 # Multiprocessors, shared memory of a block: of an H200; of a consumer card; little beside x and its ring.
 LARGE, SMALL, TINY = (3, 232_448), (2, 101_376), (1, 36_000)
@@ -41,52 +37,23 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("blocks", "places")),
         *((name, ctypes.c_int64) for name in ("out", "columns")),
+        ("factor", ctypes.c_float),
     )
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
-    found = built(folder, "gguf_on_cpu.cpp", KERNELS)
-    found.gguf_gemv_on_cpu.restype = found.gguf_dequantize_on_cpu.restype = ctypes.c_char_p
-    return found
+    return compile_on_cpu(
+        tmp_path_factory.mktemp("library"), "gguf_on_cpu.cpp", KERNELS, faults=("gguf_gemv", "gguf_dequantize")
+    )
 
 
 @pytest.fixture
 def emulated(library, monkeypatch):
     """The wrappers of `formats.gguf.kernel` over the kernels on a CPU; `gemv` takes the device first."""
-
-    def launch_gemv(*, x, matrices, block_type, y, type, rows, biases, device, stream, **extras):
-        all_matrices = (Matrix * len(matrices))(*(Matrix(*each.values()) for each in matrices))
-        around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
-        raised(library.gguf_gemv_on_cpu(
-            all_matrices, len(matrices), block_type, ctypes.byref(around), ctypes.c_void_p(x), ctypes.c_void_p(y), type,
-            rows, *device,
-        ))  # fmt: skip
-
-    def launch_dequantize(*, matrix, block_type, out, type, row_begin, row_count, device, stream):
-        raised(library.gguf_dequantize_on_cpu(
-            ctypes.byref(Matrix(*matrix.values())), block_type, ctypes.c_void_p(out), type, ctypes.c_int64(row_begin),
-            ctypes.c_int64(row_count),
-        ))  # fmt: skip
-
-    where = {"device": LARGE, "stream": 0}
-    of_module = SimpleNamespace(gguf_gemv=launch_gemv, gguf_dequantize=launch_dequantize)
-    monkeypatch.setattr(kernels, "module", lambda: of_module)
-    monkeypatch.setattr(gguf_kernel, "check_cuda", lambda *given: None)
-    monkeypatch.setattr(gguf_kernel, "place", lambda tensor: dict(where))
-
-    def multiply(device, *given, **named):
-        where["device"] = device
-        return gguf_kernel.gguf_gemv(*given, **named)
-
-    return SimpleNamespace(gemv=multiply, dequantize=gguf_kernel.gguf_dequantize)
-
-
-def raised(failure: bytes | None) -> None:
-    if failure is not None:
-        raise ValueError(failure.decode())
+    return emulated_products.install(
+        monkeypatch, library, gguf_kernel, Matrix, name="gguf", stored="block_type", device=LARGE
+    )
 
 
 def close(got: torch.Tensor, sample: GgufSample, x: torch.Tensor, slack: float = SUMS) -> None:
@@ -110,14 +77,14 @@ def magnitude(sample: GgufSample) -> torch.Tensor:
 def columns_of(type: str, items: int, rest: int = 0) -> int:
     """Columns of rows of whole items of the kernel and `rest` more blocks."""
     kind = by_name(type)
-    of_item = 4 if type == "Q8_0" else 8 if kind.values == 32 else 1
+    of_item = 4 if type in ("Q8_0", "NVFP4") else 8 if kind.values == 32 else 1
     return (items * of_item + rest) * kind.values
 
 
 @pytest.mark.parametrize("type", TYPES)
 def test_single_columns_come_out(emulated, type):
     """Of a whole block, and of an item that is not whole: each within the rounding of one product."""
-    columns = columns_of(type, 1, 1 if by_name(type).values == 32 else 0)
+    columns = columns_of(type, 1, 1 if by_name(type).values < 256 else 0)
     sample = make((16, columns), type, seed=9)
     weight = sample.dense
     size = magnitude(sample)
@@ -195,7 +162,7 @@ def test_three_matrices_with_norm_bias_and_residual(emulated, dtype, kind):
     assert ((got - exact).abs() <= slack * (wide.abs() @ size.T) + 1e-6).all()
 
 
-@pytest.mark.parametrize("type", ["Q4_K", "Q6_K", "Q4_0"])
+@pytest.mark.parametrize("type", ["Q4_K", "Q6_K", "Q4_0", "NVFP4"])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_gate_and_up(emulated, type, rows):
     pair = [make((112, 512), type, seed=seed) for seed in (1, 2)]
@@ -206,6 +173,22 @@ def test_gate_and_up(emulated, type, rows):
                             out=torch.full((rows, 112), torch.nan))  # fmt: skip
         gate, up = (x.double() @ each.dense.T + bias.double() for each, bias in zip(pair, biases, strict=True))
         torch.testing.assert_close(got.double(), F.silu(gate) * up, rtol=2e-4, atol=2e-4)
+
+
+def test_each_matrix_has_its_own_factor(emulated):
+    outs = (48, 16, 96)
+    samples = [make((out, 832), "NVFP4", seed=out) for out in outs]
+    samples = [GgufSample(replace(each.packed, factor=factor), replace(each.matrix, factor=factor))
+               for each, factor in zip(samples, (0.375, -3.0, 1e-5), strict=True)]  # fmt: skip
+    x = inputs(3, 832, BF16)
+    got = emulated.gemv(SMALL, x, [each.matrix for each in samples], out=torch.empty(3, 160))
+    for part, each in zip(got.split(outs, 1), samples, strict=True):
+        close(part, each, x)
+    odd = replace(make((16, 256), "Q4_K").matrix, factor=2.0)
+    with pytest.raises(ValueError, match="gguf_gemv: factor = 0, is not 1: only NVFP4 has one"):
+        emulated.gemv(LARGE, x[:, :256].contiguous(), [odd])
+    with pytest.raises(ValueError, match="gguf_dequantize: factor = 0, is not 1: only NVFP4 has one"):
+        emulated.dequantize(odd, 0, torch.empty(16, 256))
 
 
 def test_results_of_16_bit_are_rounded_once_and_neighbours_stay(emulated):
@@ -261,8 +244,8 @@ def test_wrong_tensors_are_named(emulated):
         emulated.gemv(LARGE, x, [replace(sample.matrix, blocks=odd)])
     with pytest.raises(ValueError, match="gguf_gemv: blocks are Q6_K, those of the first Q4_K"):
         emulated.gemv(LARGE, x, [sample.matrix, make((16, 256), "Q6_K").matrix])
-    with pytest.raises(ValueError, match="gguf_gemv: blocks are IQ1_S, must be of Q4_0, "):
-        emulated.gemv(LARGE, x, [gguf_kernel.GgufOperand(torch.zeros(16, 50, dtype=torch.uint8), "IQ1_S")])
+    with pytest.raises(ValueError, match="gguf_gemv: blocks are Q1_0, must be of Q4_0, "):
+        emulated.gemv(LARGE, x, [gguf_kernel.GgufOperand(torch.zeros(16, 36, dtype=torch.uint8), "Q1_0")])
     with pytest.raises(ValueError, match=r"gguf_gemv: blocks have shape \(8, 144\), must be whole blocks"):
         emulated.gemv(LARGE, x, [replace(sample.matrix, blocks=sample.matrix.blocks[:8])])
     with pytest.raises(ValueError, match="gguf_gemv: x has 256 columns, a matrix has 512"):
@@ -283,6 +266,33 @@ def test_dequantize_is_the_definition_bit_for_bit(emulated, type, dtype):
     assert buffer[[0, -1]].isnan().all()
     slab = emulated.dequantize(sample.matrix, 16, torch.empty(16, columns, dtype=dtype))
     assert torch.equal(bits(slab), bits(expected[16:32]))
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16, F32], ids=str)
+def test_every_scale_and_code_of_nvfp4(emulated, dtype):
+    """Its scales have no sign, 0x7F of them is 0, and code 8 is +0."""
+    blocks = torch.arange(256, dtype=torch.uint8).view(16, 4, 4).repeat_interleave(2, 1)  # [row, block, scale]
+    codes = torch.arange(16, dtype=torch.uint8) * 17
+    codes = torch.stack((codes[:8], codes[8:]))[torch.arange(8) % 2].repeat(16, 1, 4).view(16, 8, 32)
+    packed = codec.Packed(torch.cat((blocks, codes), 2).view(16, -1), "NVFP4")
+    sample = GgufSample(packed, gguf_kernel.GgufOperand(tiles.tile(packed.blocks, "NVFP4"), "NVFP4"))
+    assert packed.shape == (16, 512)
+    out = emulated.dequantize(sample.matrix, 0, torch.empty(16, 512, dtype=dtype))
+    assert torch.equal(bits(out), bits(codec.dequantize(packed, dtype)))
+    x = inputs(8, 512, HALF)
+    close(emulated.gemv(LARGE, x, [sample.matrix], out=torch.empty(8, 16)), sample, x)
+
+
+def test_every_entry_of_the_grid_of_iq1(emulated):
+    index = torch.randperm(2048).view(16, 4, 8, 4)
+    low, high = (index & 255).to(torch.uint8).view(16, 4, 32), index >> 8
+    words = sum(high[..., i] << 3 * i for i in range(4)) | torch.randint(0, 16, (16, 4, 8)) << 12
+    bytes = torch.stack((words & 255, words >> 8), -1).to(torch.uint8).view(16, 4, 16)
+    number = torch.full((16, 4, 1), 0.5, dtype=HALF).view(torch.uint8)
+    packed = codec.Packed(torch.cat((number, low, bytes), 2).view(16, -1), "IQ1_S")
+    matrix = gguf_kernel.GgufOperand(tiles.tile(packed.blocks, "IQ1_S"), "IQ1_S")
+    out = emulated.dequantize(matrix, 0, torch.empty(packed.shape))
+    assert torch.equal(bits(out), bits(codec.dequantize(packed, F32)))
 
 
 @pytest.mark.parametrize("type", TYPES)

@@ -22,7 +22,7 @@ def packed_of(type: str, *, ordered: bool = True, rows: int = 96) -> Packed:
     if type in KERNEL_TYPES:
         packed = gguf.sample((rows, COLUMNS), 3, scheme=type)
     else:
-        blocks = torch.randint(0, 60, (rows, 2 * 66), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+        blocks = torch.randint(0, 60, (rows, 4 * 18), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
         packed = Packed(blocks, type)
     places = torch.randperm(COLUMNS // 8, generator=torch.Generator().manual_seed(2)).to(torch.int16)
     return packed if ordered else replace(packed, places=places)
@@ -38,7 +38,15 @@ def test_the_types_with_kernels_are_those_with_tiles():
     assert set(gguf.VARIANTS) == KERNEL_TYPES
 
 
-@pytest.mark.parametrize("type", ["Q4_K", "Q6_K", "Q8_0", "IQ2_XXS"])
+@pytest.mark.parametrize("type", gguf.VARIANTS)
+def test_what_is_stored_has_the_described_layout(type):
+    stored = gguf.stored(gguf.sample((32, COLUMNS), 1, scheme=type))
+    assert {suffix: (each.dtype, tuple(each.shape)) for suffix, each in stored.items()} == gguf.layout(
+        32, COLUMNS, type
+    )
+
+
+@pytest.mark.parametrize("type", ["Q4_K", "Q6_K", "Q8_0", "IQ3_S", "NVFP4", "TQ1_0", "Q1_0"])
 @pytest.mark.parametrize("ordered", [True, False], ids=["in order", "another order"])
 def test_slabs_of_any_size_give_the_product(type, ordered):
     packed = packed_of(type, ordered=ordered)

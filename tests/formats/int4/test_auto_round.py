@@ -85,16 +85,19 @@ def test_a_description_beside_config_json_is_the_same(tmp_path):
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
-    "8 bits": ({"bits": 8}, "AutoRound with 8 bits (localq supports 4)"),
-    "2 bits": ({"bits": 2}, "AutoRound with 2 bits (localq supports 4)"),
+    "5 bits": ({"bits": 5}, "AutoRound with 5 bits (localq supports 2, 3, 4, 8)"),
+    "2 bits of AWQ": (
+        {"bits": 2, "packing_format": "auto_round:auto_awq"},
+        "AutoRound with 2 bits (localq supports 4)",
+    ),
     "no bits": ({"bits": None}, "AutoRound with an unknown number of bits"),
-    "layers of 8 bits": ({"extra_config": {"lm_head": {"bits": 8}}}, "AutoRound with 8 bits"),
+    "layers of 6 bits": ({"extra_config": {"lm_head": {"bits": 6}}}, "AutoRound with 6 bits"),
     "bits of text": ({"extra_config": {"lm_head": {"bits": "4"}}}, "AutoRound with '4' bits"),
-    "fp8": ({"packing_format": "auto_round:fp8_static"}, "AutoRound in the layout 'auto_round:fp8_static'"),
-    "mxfp4": ({"data_type": "mx_fp"}, "AutoRound with weights of type 'mx_fp'"),
-    "a layer of mxfp4": ({"extra_config": {"a": {"data_type": "mx_fp"}}}, "AutoRound with weights of type 'mx_fp'"),
-    "another program's": ({"packing_format": "auto_round:llm_compressor"}, "in the layout 'auto_round:llm_comp"),
-    "a packing that is a list": ({"packing_format": ["x" * 999]}, "AutoRound in the layout"),
+    "fp8": ({"packing_format": "auto_round:fp8_static"}, "AutoRound in layout 'auto_round:fp8_static'"),
+    "mxfp4": ({"data_type": "mx_fp"}, "AutoRound with mx_fp weights"),
+    "a layer of mxfp4": ({"extra_config": {"a": {"data_type": "mx_fp"}}}, "AutoRound with mx_fp weights"),
+    "another program's": ({"packing_format": "auto_round:llm_compressor"}, "in layout 'auto_round:llm_comp"),
+    "a packing that is a list": ({"packing_format": ["x" * 999]}, "AutoRound in layout"),
     "rotated": ({"rotation_config": {"rotation_type": "hadamard"}}, "AutoRound with rotated inputs"),
 }
 

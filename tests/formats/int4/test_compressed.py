@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,11 +24,11 @@ from tests.support.formats.int4_checkpoints import (
     tensors,
     words,
 )
+from tests.support.formats.int4_damage import Damage, change, drop, set_last, state
 
 SHAPE = (48, 128)
 SYMMETRIC, ASYMMETRIC = Int4(COMPRESSED, 64, symmetric=True), Int4(COMPRESSED, 64)
 ORDERED = Int4(COMPRESSED, 64, act_order=True)
-Damage = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
 
 def weight_of(made: dict[str, Tensor], config: dict[str, Any]) -> Tensor:
@@ -117,7 +116,7 @@ def test_tensors_say_which_entry_they_are_of(of):
 
 @pytest.mark.parametrize("of", [Int4(COMPRESSED, 32, symmetric=True), ASYMMETRIC, Int4(COMPRESSED, 128)], ids=str)
 def test_tensors_of_no_entry_are_refused(of):
-    with pytest.raises(LocalqError, match=r"do not match config\.json, which specifies groups of 32 with zero"):
+    with pytest.raises(LocalqError, match=r"but config\.json specifies 4 bits in groups of 32 with zero"):
         weight_of(tensors(SHAPE, of), MIXED)
 
 
@@ -141,35 +140,34 @@ def entry(**fields: Any) -> dict[str, Any]:
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
-    "8 bits": (weights(num_bits=8), "with 8 bits (localq supports 4)"),
-    "no bits": ({"config_groups": {"g": {"targets": ["Linear"], "weights": {"group_size": 64}}}}, "with 8 bits"),
+    "3 bits": (weights(num_bits=3), "with 3 bits (localq supports 4 and 8)"),
     "bits of text": (weights(num_bits="4"), "with '4' bits"),
-    "4 bits and 8 bits": (
-        compressed_config(compressed_group(SYMMETRIC), weights(num_bits=8)["config_groups"]["group_0"]), "with 8 bits",
+    "4 bits and 2 bits": (
+        compressed_config(compressed_group(SYMMETRIC), weights(num_bits=2)["config_groups"]["group_0"]), "with 2 bits",
     ),
-    "fp8": ({"format": "float-quantized"}, "in the layout 'float-quantized' (localq supports 'pack-quantized')"),
-    "int8": ({"format": "int-quantized"}, "in the layout 'int-quantized'"),
-    "nvfp4": ({"format": "nvfp4-pack-quantized"}, "in the layout 'nvfp4-pack-quantized'"),
-    "mxfp4 of one entry": (entry(format="mxfp4-pack-quantized"), "in the layout 'mxfp4-pack-quantized'"),
-    "marlin-24": ({"format": "marlin-24"}, "in the layout 'marlin-24'"),
-    "no format": ({"format": None}, "in the layout 'None'"),
-    "floats": (weights(type="float"), "with weights of type 'float'"),
+    "fp8": ({"format": "float-quantized"}, "in layout 'float-quantized'"),
+    "int4 in bytes": ({"format": "int-quantized"}, "with 4 bits in layout 'int-quantized'"),
+    "nvfp4": ({"format": "nvfp4-pack-quantized"}, "in layout 'nvfp4-pack-quantized'"),
+    "mxfp4 of one entry": (entry(format="mxfp4-pack-quantized"), "in layout 'mxfp4-pack-quantized'"),
+    "marlin-24": ({"format": "marlin-24"}, "in layout 'marlin-24'"),
+    "no format": ({"format": None}, "in layout 'None'"),
+    "floats": (weights(type="float"), "with float weights"),
     "per tensor": (weights(strategy="tensor", group_size=None), "with one scale per tensor"),
     "per tensor, unnamed": (weights(strategy=None, group_size=None), "with one scale per tensor"),
     "blocks": (weights(strategy="block"), "with one scale per block"),
-    "groups of nothing": (weights(group_size=None), "in groups of None columns"),
-    "groups of 0": (weights(group_size=0), "in groups of 0 columns"),
-    "groups of truth": (weights(group_size=True), "in groups of True columns"),
-    "vast groups": (weights(group_size=10**30), "in groups of 10000000000000000000 columns"),
+    "groups of nothing": (weights(group_size=None), "with a group size of None"),
+    "groups of 0": (weights(group_size=0), "with a group size of 0"),
+    "groups of truth": (weights(group_size=True), "with a group size of True"),
+    "vast groups": (weights(group_size=10**30), "with a group size of 10000000000000000000"),
     "symmetric of text": (weights(symmetric="no"), "with symmetric = 'no'"),
     "sparse": ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "with sparse weights"),
     "rotated": ({"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "with rotated inputs"),
-    "no groups": ({"config_groups": {}}, "without a group of quantized weights"),
-    "groups of a list": ({"config_groups": [1]}, "without a group of quantized weights"),
-    "a group of text": ({"config_groups": {"a" * 99: "x"}}, f"with the malformed group {'a' * 40!r}"),
-    "weights of text": (entry(weights="x"), "with the malformed group 'group_0'"),
-    "activations only": (entry(weights=None), "without a group of quantized weights"),
-    "a preset": ({"config_groups": {"W8A8": ["Linear"]}}, "in the preset 'W8A8'"),
+    "no groups": ({"config_groups": {}}, "without any quantized weights"),
+    "groups of a list": ({"config_groups": [1]}, "without any quantized weights"),
+    "a group of text": ({"config_groups": {"a" * 99: "x"}}, f"with a malformed group, {'a' * 40!r}"),
+    "weights of text": (entry(weights="x"), "with a malformed group, 'group_0'"),
+    "activations only": (entry(weights=None), "without any quantized weights"),
+    "a preset": ({"config_groups": {"W8A8": ["Linear"]}}, "with preset 'W8A8'"),
 }  # fmt: skip
 
 
@@ -192,6 +190,9 @@ READABLE: dict[str, tuple[dict[str, Any], str]] = {
     "not sparse": ({"sparsity_config": {"format": "dense"}, "transform_config": {}}, "g64"),
     "the format of the entry": ({"format": "mixed-precision", **entry(format="pack-quantized")}, "g64"),
     "a preset": ({"config_groups": {"W4A16": ["Linear"]}}, "g128"),
+    "8 bits": (weights(num_bits=8), "g64, 8 bits"),
+    "no bits": ({"config_groups": {"g": {"targets": ["Linear"], "weights": {"group_size": 64}}}}, "g64, 8 bits"),
+    "int8": ({"format": "int-quantized", **weights(num_bits=8, strategy="channel", group_size=None)}, "row, 8 bits"),
 }
 
 
@@ -205,82 +206,66 @@ def test_what_is_read(case):
 # ---- damaged layers
 
 
-def as_(suffix: str, change: Callable[[Tensor], Tensor]) -> Damage:
-    return lambda made, config: made.__setitem__(suffix, change(made[suffix]))
-
-
-def gone(suffix: str) -> Damage:
-    return lambda made, config: made.pop(suffix)
-
-
-def last(suffix: str, value: float) -> Damage:
-    def change(found: Tensor) -> Tensor:
-        found = found.clone()
-        found.view(-1)[-1] = value
-        return found
-
-    return as_(suffix, change)
-
-
-def said(**fields: Any) -> Damage:
-    return lambda made, config: config.update(fields)
-
-
 PACKED, SCALE, ZEROS, G_IDX, STATED = (
     ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape"
 )  # fmt: skip
 DAMAGED: dict[str, tuple[Damage, str]] = {
-    "no scales": (gone(SCALE), "lacks P.weight_scale"),
-    "no shape": (gone(STATED), "lacks P.weight_shape"),
-    "codes of bytes": (as_(PACKED, lambda t: t.view(torch.uint8)), "weight_packed has dtype uint8, expected int32"),
-    "codes of floats": (as_(PACKED, lambda t: t.float()), "weight_packed has dtype float32"),
-    "codes of one size": (as_(PACKED, lambda t: t.flatten()), "weight_packed has shape .* expected two dimensions"),
-    "no codes": (as_(PACKED, lambda t: t[:0]), "expected two dimensions"),
-    "codes cut": (as_(PACKED, lambda t: t[:, :-1].contiguous()), "120 columns|do not match|groups of 60 columns"),
-    "rows cut": (as_(PACKED, lambda t: t[:-2]), r"weight_scale has shape \[48, 2\], expected \[46, 2\]"),
-    "odd rows": (as_(PACKED, lambda t: t[:-1]), "47 rows are odd"),
-    "scales of integers": (as_(SCALE, lambda t: t.int()), "weight_scale has dtype int32, expected float16"),
-    "scales of one size": (as_(SCALE, lambda t: t.flatten()), "weight_scale has shape .* expected two dimensions"),
-    "scales transposed": (as_(SCALE, lambda t: t.T.contiguous()), r"weight_scale has shape \[2, 48\]"),
-    "scales cut": (as_(SCALE, lambda t: t[:, :1]), "1 groups of 128 columns with zero points do not match|weight_zero"),
-    "three groups": (as_(SCALE, lambda t: torch.cat([t, t[:, :1]], 1)), "128 columns are not a multiple of 3 groups"),
+    "no scales": (drop(SCALE), "lacks P.weight_scale"),
+    "no shape": (drop(STATED), "lacks P.weight_shape"),
+    "codes of bytes": (change(PACKED, lambda t: t.view(torch.uint8)), "weight_packed has dtype uint8; expected int32"),
+    "codes of floats": (change(PACKED, lambda t: t.float()), "weight_packed has dtype float32"),
+    "codes of one size": (change(PACKED, lambda t: t.flatten()), "weight_packed has shape .* expected two dimensions"),
+    "no codes": (change(PACKED, lambda t: t[:0]), "expected two dimensions"),
+    "codes cut": (change(PACKED, lambda t: t[:, :-1].contiguous()), "120 columns|do not match|groups of 60 columns"),
+    "rows cut": (change(PACKED, lambda t: t[:-2]), r"weight_scale has shape \[48, 2\]; expected \[46, 2\]"),
+    "odd rows": (change(PACKED, lambda t: t[:-1]), r"an odd number of rows \(47\)"),
+    "scales of integers": (change(SCALE, lambda t: t.int()), "weight_scale has dtype int32; expected float16"),
+    "scales of one size": (change(SCALE, lambda t: t.flatten()), "weight_scale has shape .* expected two dimensions"),
+    "scales transposed": (change(SCALE, lambda t: t.T.contiguous()), r"weight_scale has shape \[2, 48\]"),
+    "scales cut": (
+        change(SCALE, lambda t: t[:, :1]), "1 groups of 128 columns with zero points do not match|weight_zero"
+    ),
+    "three groups": (
+        change(SCALE, lambda t: torch.cat([t, t[:, :1]], 1)), "128 columns cannot be split evenly into 3 groups"
+    ),
     "groups of 8": (
         lambda made, config: made.update({SCALE: made[SCALE].repeat(1, 8), ZEROS: made[ZEROS].repeat(1, 8)}),
         "groups of 8 columns",
     ),
-    "a scale that is NaN": (last(SCALE, float("nan")), "weight_scale contain NaN"),
-    "a scale that is infinite": (last(SCALE, float("-inf")), "weight_scale contain NaN or infinity"),
-    "zero points of bytes": (as_(ZEROS, lambda t: t.to(torch.int8)), "weight_zero_point has dtype int8"),
+    "a scale that is NaN": (set_last(SCALE, float("nan")), "weight_scale contain NaN"),
+    "a scale that is infinite": (set_last(SCALE, float("-inf")), "weight_scale contain NaN or infinity"),
+    "zero points of bytes": (change(ZEROS, lambda t: t.to(torch.int8)), "weight_zero_point has dtype int8"),
     "zero points along in": (
-        as_(ZEROS, lambda t: torch.zeros(48, 1, dtype=torch.int32)),
-        r"weight_zero_point has shape \[48, 1\], expected \[6, 2\]",
+        change(ZEROS, lambda t: torch.zeros(48, 1, dtype=torch.int32)),
+        r"weight_zero_point has shape \[48, 1\]; expected \[6, 2\]",
     ),
     "zero points that config.json denies": (
-        said(**weights()), "2 groups of 64 columns with zero points do not match config.json",
+        state(**weights()), "the weights have 2 groups of 64 columns with zero points, but config.json",
     ),
-    "no zero points": (gone(ZEROS), "2 groups of 64 columns without zero points do not match config.json"),
+    "no zero points": (drop(ZEROS), "the weights have 2 groups of 64 columns without zero points, but config.json"),
     "other groups": (
-        said(**compressed_config(compressed_group(Int4(COMPRESSED, 32)))),
-        "2 groups of 64 columns with zero points do not match config.json, which specifies groups of 32 with zero",
+        state(**compressed_config(compressed_group(Int4(COMPRESSED, 32)))),
+        "the weights have 2 groups of 64 columns with zero points, but config.json specifies 4 bits in groups of 32",
     ),
     "whole rows": (
-        said(**compressed_config(compressed_group(Int4(COMPRESSED, -1)))), "which specifies whole rows with zero points"
+        state(**compressed_config(compressed_group(Int4(COMPRESSED, -1)))),
+        "but config.json specifies 4 bits in whole rows with",
     ),
-    "no entries": (said(config_groups={}), "which specifies nothing that is supported"),
-    "another shape": (as_(STATED, lambda t: t * 2), r"weight_shape is \[96, 256\], but weight_packed has 48 x 128"),
-    "a shape of floats": (as_(STATED, lambda t: t.float()), r"weight_shape is float32 \[2\], expected int64 \[2\]"),
-    "a shape of three": (as_(STATED, lambda t: torch.cat([t, t])), r"weight_shape is int64 \[4\]"),
+    "no entries": (state(config_groups={}), "but config.json specifies no supported groups"),
+    "another shape": (change(STATED, lambda t: t * 2), r"weight_shape is \[96, 256\], but weight_packed has 48 x 128"),
+    "a shape of floats": (change(STATED, lambda t: t.float()), r"weight_shape is float32 \[2\]; expected int64 \[2\]"),
+    "a shape of three": (change(STATED, lambda t: torch.cat([t, t])), r"weight_shape is int64 \[4\]"),
     "a nameless method": (lambda made, config: config.pop("quant_method"), "quant_method None"),
-    "another method": (said(quant_method="gptq"), "quant_method 'gptq', but the tensors are packed for compressed"),
-    "no configuration": (lambda made, config: config.clear(), "no file describes the quantization"),
+    "another method": (state(quant_method="gptq"), "quant_method 'gptq', but the tensors are packed for compressed"),
+    "no configuration": (lambda made, config: config.clear(), "describes the quantization"),
 }  # fmt: skip
 OF_ORDERS: dict[str, tuple[Damage, str]] = {
-    "no order": (gone(G_IDX), "actorder is 'group', but weight_g_idx is missing"),
-    "a group beyond the last": (last(G_IDX, 2), "weight_g_idx contains values from 0 to 2, but there are 2 groups"),
-    "one of no group": (last(G_IDX, -1), "weight_g_idx contains values from -1 to"),
-    "groups of other sizes": (as_(G_IDX, lambda t: t * 0), "weight_g_idx does not assign 64 columns"),
-    "an order cut": (as_(G_IDX, lambda t: t[:-1]), r"weight_g_idx has shape \[127\], expected \[128\]"),
-    "an order of floats": (as_(G_IDX, lambda t: t.float()), "weight_g_idx has dtype float32"),
+    "no order": (drop(G_IDX), "actorder is 'group', but weight_g_idx is missing"),
+    "a group beyond the last": (set_last(G_IDX, 2), "weight_g_idx contains values from 0 to 2, but there are 2 groups"),
+    "one of no group": (set_last(G_IDX, -1), "weight_g_idx contains values from -1 to"),
+    "groups of other sizes": (change(G_IDX, lambda t: t * 0), "weight_g_idx does not assign 64 columns"),
+    "an order cut": (change(G_IDX, lambda t: t[:-1]), r"weight_g_idx has shape \[127\]; expected \[128\]"),
+    "an order of floats": (change(G_IDX, lambda t: t.float()), "weight_g_idx has dtype float32"),
 }
 
 

@@ -19,8 +19,8 @@ from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.catalog import resolve
 from localq.files.model_folder import ModelFiles, open_model
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner import uncatalogued
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import logits_of, prompt_of
@@ -49,6 +49,23 @@ def rewrite(folder: Path, held: dict[str, Tensor], quantization: dict[str, Any] 
 def logits(folder: Path) -> Tensor:
     loaded = load(open_model(folder), CPU)
     return logits_of(loaded.model, loaded, prompt_of(20))
+
+
+def test_a_gemma_4_in_its_wrapper(tmp_path):
+    """As Google publishes those trained for 4 bits: symmetric groups of 32, around the text model a wrapper."""
+    of = Int4(COMPRESSED, 32, symmetric=True)
+    linears = write(tmp_path / "int4", of, torch.bfloat16, "gemma4_text", tie_word_embeddings=False)
+    held = load_file(tmp_path / "int4" / "model.safetensors")
+    plain = {name: each for name, each in held.items() if name.rpartition(".")[0] not in linears}
+    plain |= {f"{path}.weight": reference(made, of) for path, made in linears.items()}
+    shutil.copytree(tmp_path / "int4", tmp_path / "plain")
+    rewrite(tmp_path / "plain", plain, None)
+    wrapped = {name.replace("model.", "model.language_model.", 1): each for name, each in held.items()}
+    text = json.loads((tmp_path / "int4" / "config.json").read_text())
+    stated = {"model_type": "gemma4", "text_config": text, "tie_word_embeddings": False}
+    (tmp_path / "int4" / "config.json").write_text(json.dumps(stated))
+    rewrite(tmp_path / "int4", wrapped, text.pop("quantization_config"))
+    torch.testing.assert_close(logits(tmp_path / "int4"), logits(tmp_path / "plain"), rtol=0, atol=1e-4)
 
 
 def test_several_entries_and_names_to_ignore(tmp_path):
@@ -135,7 +152,7 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, Any]], object], 
     ),
     "codes of eight bits": (
         lambda held, stated: held.update({f"{Q}.weight_packed": held[f"{Q}.weight_packed"].repeat(1, 2)}),
-        f"^{Q}: .*4 groups of 64 columns with zero points do not match config.json",
+        f"^{Q}: .*4 groups of 64 columns with zero points, but config.json specifies",
     ),
     "plain and quantized": (
         lambda held, stated: held.update({f"{Q}.weight": torch.zeros(128, 128)}),
@@ -143,7 +160,7 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, Any]], object], 
     ),
     "groups that no entry has": (
         lambda held, stated: stated["config_groups"]["group_0"]["weights"].update(group_size=128),
-        "do not match config.json, which specifies groups of 128 with zero points",
+        "but config.json specifies 4 bits in groups of 128 with zero points",
     ),
     "another program": (
         lambda held, stated: stated.update(quant_method="awq", bits=4, format="gemm"), "but the tensors are packed for"
@@ -163,8 +180,8 @@ def test_damaged_files_are_refused(edit, case):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "8 bits": ({"num_bits": 8}, "compressed-tensors with 8 bits"),
-    "floats": ({"num_bits": 4, "type": "float"}, "compressed-tensors with weights of type 'float'"),
+    "3 bits": ({"num_bits": 3}, "compressed-tensors with 3 bits"),
+    "floats": ({"num_bits": 4, "type": "float"}, "compressed-tensors with float weights"),
 }
 
 

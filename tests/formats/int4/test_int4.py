@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from localq.files import format_facts
-from localq.files.architecture import Linears
+from localq.files.linears import Linears
 from localq.formats import FORMATS, owner
 from localq.formats.int4 import awq, gptq
 from localq.formats.int4 import codec as int4_codec

@@ -182,7 +182,7 @@ def test_sizes_before_a_download_are_those_of_the_files(folders, method):
     computed = footprint.bits_per_weight(arch, method, scheme)
     assert computed == pytest.approx(exact - 8 * (more - zeros) / arch.linear_parameters, rel=1e-9)
     in_memory = footprint.weights_bytes(arch, method, scheme)["weights"]
-    assert offer.block_bytes == in_memory + more
+    assert offer.block_bytes == in_memory
 
 
 @pytest.mark.cuda
@@ -254,18 +254,18 @@ def said(**fields: Any) -> Any:
 
 
 VARIANTS = {
-    "3 bits": ("gptq", said(bits=3), "GPTQ with 3 bits"),
+    "5 bits": ("gptq", said(bits=5), "GPTQ with 5 bits"),
     "8 bits": ("awq", said(bits=8), "AWQ with 8 bits"),
     "bits of text": ("awq", said(bits="4"), "AWQ with '4' bits"),
     "no bits": ("gptq", lambda held, config: config.pop("bits"), "GPTQ with an unknown number of bits"),
-    "some layers of 8 bits": ("gptq", said(dynamic={"+:.*down.*": {"bits": 8}}), "GPTQ with 8 bits"),
-    "gemv": ("awq", said(version="GEMV"), "AWQ in the layout 'gemv'"),
-    "gemv_fast": ("awq", said(version="gemv_fast"), "AWQ in the layout 'gemv_fast'"),
-    "exllama": ("awq", said(version="exllama"), "AWQ in the layout 'exllama'"),
-    "llm-awq": ("awq", said(backend="llm-awq"), "AWQ in the layout 'llm-awq'"),
-    "marlin": ("gptq", said(checkpoint_format="marlin"), "GPTQ in the layout 'marlin'"),
-    "an old marlin": ("gptq", said(is_marlin_format=True), "GPTQ in the layout 'marlin'"),
-    "bitblas": ("gptq", said(checkpoint_format=None, format="bitblas"), "GPTQ in the layout 'bitblas'"),
+    "some layers of 6 bits": ("gptq", said(dynamic={"+:.*down.*": {"bits": 6}}), "GPTQ with 6 bits"),
+    "gemv": ("awq", said(version="GEMV"), "AWQ in layout 'gemv'"),
+    "gemv_fast": ("awq", said(version="gemv_fast"), "AWQ in layout 'gemv_fast'"),
+    "exllama": ("awq", said(version="exllama"), "AWQ in layout 'exllama'"),
+    "llm-awq": ("awq", said(backend="llm-awq"), "AWQ in layout 'llm-awq'"),
+    "marlin": ("gptq", said(checkpoint_format="marlin"), "GPTQ in layout 'marlin'"),
+    "an old marlin": ("gptq", said(is_marlin_format=True), "GPTQ in layout 'marlin'"),
+    "bitblas": ("gptq", said(checkpoint_format=None, format="bitblas"), "GPTQ in layout 'bitblas'"),
 }  # fmt: skip
 
 
@@ -278,6 +278,16 @@ def test_other_variants_are_refused_by_name(edit, case):
         with pytest.raises(LocalqError, match=why) as caught:
             attempt()
         assert caught.value.exit_code == ExitCode.FAILURE
+
+
+def test_what_to_use_instead_of_exl3(edit):
+    """Of a format that localq does not read."""
+    files = edit("gptq", said(quant_method="exl3", bits=3.0))
+    use = r"Use a GGUF version of this model, or quantize its 16-bit weights to vq2\."
+    with pytest.raises(LocalqError, match=rf"'exl3', which localq does not support\. {use}"):
+        uncatalogued.offer(resolve(str(files.path)), offline=True)
+    with pytest.raises(LocalqError, match=rf"'exl3', which is not supported\. {use}"):
+        load(files, CPU)
 
 
 DAMAGED = {

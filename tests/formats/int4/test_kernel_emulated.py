@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from localq import kernels
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import kernel as int4_kernel
 from localq.kernels import gemv
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels import emulated_products
+from tests.support.kernels.cuda_headers import compile_on_cpu
 from tests.support.kernels.int4_operands import Int4Sample, make
 from tests.support.kernels.nf4_operands import bits, inputs
 from tests.support.kernels.row_operands import biased, normed
 
-ROOT = Path(__file__).parents[3]
 KERNELS = ("int4/gemv.cu", "int4/dequantize.cu")
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 # Multiprocessors, shared memory of a block: of an H200; of a consumer card; too little for x, or for many tiles.
@@ -41,59 +38,19 @@ class Matrix(ctypes.Structure):
     )
 
 
-class Extras(ctypes.Structure):
-    """csrc/common/gemv.h, GemvExtras."""
-
-    _fields_ = (
-        ("norm", ctypes.c_int), ("norm_weight", ctypes.c_void_p), ("eps", ctypes.c_float),
-        ("residual", ctypes.c_void_p), ("activation", ctypes.c_int), ("bias", ctypes.c_void_p * 3),
-        ("y_is_f32", ctypes.c_bool),
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
-    found = built(folder, "int4_on_cpu.cpp", KERNELS)
-    found.int4_gemv_on_cpu.restype = found.int4_dequantize_on_cpu.restype = ctypes.c_char_p
-    return found
+    return compile_on_cpu(
+        tmp_path_factory.mktemp("library"), "int4_on_cpu.cpp", KERNELS, faults=("int4_gemv", "int4_dequantize")
+    )
 
 
 @pytest.fixture
 def emulated(library, monkeypatch):
     """The wrappers of `formats.int4.kernel` over the kernels on a CPU; `gemv` takes the device first."""
-
-    def launch_gemv(*, x, matrices, stored, y, type, rows, biases, device, stream, **extras):
-        all_matrices = (Matrix * len(matrices))(*(Matrix(*each.values()) for each in matrices))
-        around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
-        raised(library.int4_gemv_on_cpu(
-            all_matrices, len(matrices), ctypes.byref(around), ctypes.c_void_p(x), ctypes.c_void_p(y), type, stored,
-            rows, *device,
-        ))  # fmt: skip
-
-    def launch_dequantize(*, matrix, stored, out, type, row_begin, row_count, device, stream):
-        raised(library.int4_dequantize_on_cpu(
-            ctypes.byref(Matrix(*matrix.values())), stored, ctypes.c_void_p(out), type, ctypes.c_int64(row_begin),
-            ctypes.c_int64(row_count),
-        ))  # fmt: skip
-
-    where = {"device": LARGE, "stream": 0}
-    of_module = SimpleNamespace(int4_gemv=launch_gemv, int4_dequantize=launch_dequantize)
-    monkeypatch.setattr(kernels, "module", lambda: of_module)
-    monkeypatch.setattr(int4_kernel, "check_cuda", lambda *given: None)
-    monkeypatch.setattr(int4_kernel, "place", lambda tensor: dict(where))
-
-    def multiply(device, *given, **named):
-        where["device"] = device
-        return int4_kernel.int4_gemv(*given, **named)
-
-    return SimpleNamespace(gemv=multiply, dequantize=int4_kernel.int4_dequantize)
-
-
-def raised(failure: bytes | None) -> None:
-    if failure is not None:
-        raise ValueError(failure.decode())
+    return emulated_products.install(
+        monkeypatch, library, int4_kernel, Matrix, name="int4", stored="stored", device=LARGE
+    )
 
 
 def close(got: torch.Tensor, operand: Int4Sample, x: torch.Tensor, slack: float = SUMS) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from localq.engine.step.operands import operand
 from localq.errors import ExitCode, LocalqError
 from localq.files import format_facts
-from localq.files.architecture import Linears
+from localq.files.linears import Linears
 from localq.formats import FORMATS, mxfp4, owner
 from localq.formats.mxfp4 import codec as mxfp4_codec
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
@@ -234,4 +234,47 @@ def test_damaged_checkpoints_are_refused(case: str) -> None:
 def test_what_cannot_be_quantized_is_refused(weight: Tensor, said: str) -> None:
     with pytest.raises(LocalqError, match=said) as caught:
         mxfp4.quantize(weight)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+# ---- as compressed-tensors stores it
+
+
+def compressed(seed: int = 0) -> dict[str, Tensor]:
+    packed = mxfp4.sample((48, 128), seed)
+    return {"P.weight_packed": packed.codes, "P.weight_scale": packed.scales}
+
+
+def test_compressed_tensors_has_the_same_bytes() -> None:
+    from compressed_tensors.compressors.mxfp4 import MXFP4PackedCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    made = compressed()
+    weights: dict[str, Any] = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+    held = {name.removeprefix("P."): each for name, each in made.items()}
+    expected = MXFP4PackedCompressor.decompress(held, scheme)["weight"]
+    checkpoint = Held(made).checkpoint()
+    assert owner(checkpoint.tensors, "P.weight_packed") == ("mxfp4", "P")
+    packed = mxfp4.from_checkpoint(checkpoint, "P")
+    assert torch.equal(mxfp4.dequantize(packed, torch.bfloat16), expected)
+    assert sum(mxfp4.placed_bytes(checkpoint.tensors, "P")) == packed.nbytes
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            lambda made: made.update({"P.weight_scale": made["P.weight_scale"][:, :3]}),
+            r"weight_scale has shape \[48, 3\]",
+        ),
+        (lambda made: made.update({"P.weight_packed": made["P.weight_packed"].flatten()}), "weight_packed has shape"),
+        (lambda made: made["P.weight_scale"][5, 1].fill_(255), "a scale is 255, which encodes NaN"),
+    ],
+)
+def test_damaged_files_of_compressed_tensors_are_refused(change: Any, why: str) -> None:
+    made = compressed()
+    change(made)
+    with pytest.raises(LocalqError, match=why) as caught:
+        mxfp4.from_checkpoint(Held(made).checkpoint(), "P")
     assert caught.value.exit_code == ExitCode.BAD_FILE

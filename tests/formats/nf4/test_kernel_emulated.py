@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,12 +22,11 @@ from localq.formats import nf4
 from localq.formats.nf4 import kernel as wrapper
 from localq.formats.nf4.kernel import Nf4Operand
 from localq.kernels import gemv, workspace
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels.cuda_headers import compile_on_cpu
 from tests.support.kernels.gemv_structs import Extras, Workspace
 from tests.support.kernels.nf4_operands import Operands, bits, in_order, inputs, operands
 from tests.support.kernels.row_operands import biased, normed
 
-ROOT = Path(__file__).parents[3]
 KERNELS = ("nf4/gemv.cu", "nf4/gemv_rows.cu", "nf4/gemv_launch.cu")
 HALF, BF16 = torch.float16, torch.bfloat16
 # Multiprocessors, shared memory of a block: of an H200; of a consumer card; too little for x.
@@ -50,10 +48,7 @@ class Matrix(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
-    found = built(folder, "nf4_on_cpu.cpp", KERNELS)
-    found.nf4_gemv_on_cpu.restype = ctypes.c_char_p
+    found = compile_on_cpu(tmp_path_factory.mktemp("library"), "nf4_on_cpu.cpp", KERNELS, faults=("nf4_gemv",))
     found.nf4_gemv_kernel_on_cpu.restype = ctypes.c_void_p
     return found
 
@@ -71,12 +66,10 @@ def emulated(library, monkeypatch):
     def launch(*, x, matrices, workspace, y, type, rows, biases, device, stream, **extras):
         all_matrices = (Matrix * len(matrices))(*(Matrix(*each.values()) for each in matrices))
         around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
-        failure = library.nf4_gemv_on_cpu(
+        library.nf4_gemv_on_cpu(
             all_matrices, len(matrices), ctypes.byref(around), ctypes.byref(Workspace(*workspace)), ctypes.c_void_p(x),
             ctypes.c_void_p(y), type, rows, *device, reads, ctypes.byref(left),
         )  # fmt: skip
-        if failure is not None:
-            raise ValueError(failure.decode())
         assert (words == -1).all(), "a word that is not vacant"
 
     where = {"device": LARGE, "stream": 0}

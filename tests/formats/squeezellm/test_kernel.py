@@ -28,7 +28,7 @@ REFUSED = {
     "codes with a sign": ({"operands": [RowLutOperand(CODES.to(torch.int8), TABLE)]}, "codes is torch.int8"),
     "codes of another width": (
         {"operands": [RowLutOperand(CODES[:, :32].contiguous(), TABLE)]},
-        "64 columns, x has 96",
+        "x has 96 columns, a matrix has 64",
     ),
     "columns that are no loads": ({"operands": [RowLutOperand(CODES[:, :20], TABLE)]}, "multiple of 32"),
     "codes of one row": ({"operands": [RowLutOperand(CODES[0], TABLE)]}, r"codes have shape \(48,\)"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,16 +15,16 @@ from torch.nn import functional as F
 
 from localq.kernels import gemv
 from localq.kernels.checks import TYPES
-from tests.support.kernels.cuda_headers import built, copy_to
+from tests.support.kernels.cuda_headers import compile_on_cpu
+from tests.support.kernels.gemv_structs import Extras
 from tests.support.kernels.guarded_memory import guarded
 from tests.support.kernels.nf4_operands import inputs
 from tests.support.kernels.row_operands import ROWLUT, ROWLUT_TILES, biased, normed, rowlut_weights
 
-ROOT = Path(__file__).parents[3]
 KERNELS = ("rowlut/gemv.cu", "rowlut/dequantize.cu")
 HALF, BF16 = torch.float16, torch.bfloat16
 LARGE, SMALL = 232_448, 101_376  # shared memory of a block, of an H200 and of a consumer card
-POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+POINTER, LONG = ctypes.c_void_p, ctypes.c_int64
 
 
 class Matrix(ctypes.Structure):
@@ -34,22 +33,11 @@ class Matrix(ctypes.Structure):
     _fields_ = (("codes", POINTER), ("table", POINTER), ("out", LONG), ("columns", LONG), ("tiled", ctypes.c_bool))
 
 
-class Extras(ctypes.Structure):
-    """csrc/common/gemv.h, GemvExtras."""
-
-    _fields_ = (
-        ("norm", INT), ("norm_weight", POINTER), ("eps", ctypes.c_float), ("residual", POINTER), ("activation", INT),
-        ("bias", POINTER * gemv.SEGMENTS), ("y_is_f32", ctypes.c_bool),
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("library")
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
-    found = built(folder, "rowlut_on_cpu.cpp", KERNELS)
-    found.rowlut_gemv_on_cpu.restype = found.rowlut_dequantize_on_cpu.restype = ctypes.c_char_p
-    return found
+    return compile_on_cpu(
+        tmp_path_factory.mktemp("library"), "rowlut_on_cpu.cpp", KERNELS, faults=("rowlut_gemv", "rowlut_dequantize")
+    )
 
 
 def in_guarded_memory(matrix):
@@ -78,12 +66,10 @@ class Machine:
         extras = Extras(*(told[name] for name in ("norm", "norm_weight", "eps", "residual", "activation")), bias,
                         told["y_is_f32"])  # fmt: skip
         given, counts = (Matrix * len(matrices))(*map(matrix_of, matrices)), (LONG * 4)()
-        fault = self.library.rowlut_gemv_on_cpu(
+        self.library.rowlut_gemv_on_cpu(
             given, len(matrices), ctypes.byref(extras), POINTER(x.data_ptr()), POINTER(out.data_ptr()), TYPES[x.dtype],
             len(x), *self.sizes, counts,
         )  # fmt: skip
-        if fault is not None:
-            raise ValueError(fault.decode())
         assert counts[0] > 0
         assert counts[2] > 0
         self.conflicts += counts[1] + counts[3]
@@ -234,12 +220,11 @@ def test_what_is_not_finite_stays_in_its_row(library, value, dtype):
     assert not got[3].any()
 
 
-def unpacked(library, matrix, first: int, out) -> str | None:
-    """Rows of `matrix` from `first` on into `out`; what went wrong."""
-    fault = library.rowlut_dequantize_on_cpu(
+def dequantize(library, matrix, first: int, out) -> None:
+    """Rows of `matrix` from `first` on into `out`."""
+    library.rowlut_dequantize_on_cpu(
         ctypes.byref(matrix_of(matrix)), POINTER(out.data_ptr()), TYPES[out.dtype], LONG(first), LONG(len(out))
     )
-    return None if fault is None else fault.decode()
 
 
 @FORMS
@@ -251,14 +236,15 @@ def test_weights_come_out_bit_for_bit(library, shape, dtype, form):
     expected = rowlut_weights(matrix, dtype)
     for first, last in ((0, shape[0]), (shape[0] // 2, shape[0]), (shape[0] // 3, shape[0] // 3 + 1)):
         out = torch.full((last - first, shape[1]), torch.nan, dtype=dtype)
-        assert unpacked(library, matrix, first, out) is None
+        dequantize(library, matrix, first, out)
         assert torch.equal(out, expected[first:last])
 
 
 def test_tiles_that_are_none_are_refused(library):
     for shape, said in (((9, 256), "out = 9, must be a multiple of 8"), ((16, 192), "in = 192, must be a multiple of")):
         matrix = replace(ROWLUT.make(shape, HALF, 1, "cpu").matrix, tiled=True)
-        assert said in unpacked(library, matrix, 0, torch.empty(shape))
+        with pytest.raises(ValueError, match=said):
+            dequantize(library, matrix, 0, torch.empty(shape))
         with pytest.raises(ValueError, match=said):
             Machine(library).gemv(inputs(1, shape[1], HALF), [matrix], out=torch.empty(1, shape[0]))
     rows, tiles = (form.make((16, 256), HALF, 1, "cpu").matrix for form in (ROWLUT, ROWLUT_TILES))

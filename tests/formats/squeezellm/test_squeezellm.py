@@ -11,7 +11,7 @@ from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
 from localq.files import format_facts
-from localq.files.architecture import Linears
+from localq.files.linears import Linears
 from localq.formats import FORMATS, owner, squeezellm
 from localq.formats.int4 import awq, gptq
 from localq.formats.squeezellm import tiles as squeezellm_tiles
@@ -257,13 +257,13 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "codes of 64 bits": (as_(".qweight", lambda t: t.long()), "qweight is int64"),
     "codes of one size": (
         as_(".qweight", lambda t: t.flatten()),
-        r"qweight is int32 \[40\], expected int32 with two dimensions",
+        r"qweight is int32 \[40\]; expected int32 with two dimensions",
     ),
     "codes of three sizes": (as_(".qweight", lambda t: t[None]), "expected int32 with two dimensions"),
     "codes of no columns": (as_(".qweight", lambda t: t[:0]), "expected int32 with two dimensions"),
     "codes cut": (
         as_(".qweight", lambda t: t[:, :-1]),
-        r"lookup_table is float16 \[5, 16\], expected floats \[4, 16\]",
+        r"lookup_table is float16 \[5, 16\]; expected floats \[4, 16\]",
     ),
     "codes transposed": (as_(".qweight", lambda t: t.T.contiguous()), r"expected floats \[8, 16\]"),
     "a table of 3 bits": (as_(".lookup_table", lambda t: t[:, :8]), r"lookup_table is float16 \[5, 8\]"),

@@ -201,13 +201,13 @@ def test_damaged_layers_are_refused(layout: Layout, damage: Damage) -> None:
 def test_a_layer_that_config_json_does_not_describe(quantization: dict[str, Any]) -> None:
     held = checkpoint_of(make(PACKED))
     error = refused(Checkpoint(held.tensors, held._source, quantization))
-    assert "has no entry for it" in error.why
+    assert "has no entry for this layer" in error.why
 
 
 def test_errors_name_what_differs() -> None:
     layer = make(PACKED)
     layer.tensors[".indices"] = layer.tensors[".indices"][:, :5].contiguous()
-    assert "indices has shape [2, 5, 8], expected [2, 6, 8]" in refused(checkpoint_of(layer)).why
+    assert "indices has shape [2, 5, 8]; expected [2, 6, 8]" in refused(checkpoint_of(layer)).why
     layer = make(PLAIN)
     layer.tensors[".res_indices"] = put(77)(layer.tensors[".res_indices"])
     assert "res_indices contains the index 77, but there are only 30" in refused(checkpoint_of(layer)).why

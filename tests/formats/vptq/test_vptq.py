@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from localq.errors import LocalqError
 from localq.files import format_facts
-from localq.files.architecture import Linears
+from localq.files.linears import Linears
 from localq.formats import vptq
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.vptq import codec as vptq_codec

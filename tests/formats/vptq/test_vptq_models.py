@@ -22,8 +22,8 @@ from localq.engine.load.load import load, share_scratch
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import vptq
-from localq.formats.checkpoint import open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import GREEDY, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
@@ -152,7 +152,7 @@ def test_a_reply_on_the_gpu(folder):
 
     files = open_model(folder)
     engine = Engine(load(files, LoadOptions(device="cuda")))
-    assert [note for note in engine.notes if "no kernel supports a Linear in VPTQ" in note]
+    assert [note for note in engine.notes if "no kernel supports linear layers in VPTQ" in note]
     assert list(engine.generate(prompt_of(50), GREEDY))
     exact, loaded, ids = load(files, CPU), engine.model, prompt_of(50)
     got = logits_of(loaded.model, loaded, ids)
@@ -190,8 +190,8 @@ def shorter(tensors: dict[str, Tensor], layers: dict[str, Any]) -> None:
 DAMAGED = {
     "no indices": (drop(f"{Q}.indices"), r"1 weights are missing \(first: 'layers\.0\.self_attn\.q_proj\.weight'"),
     "no centroids": (drop(f"{Q}.centroids.weight"), r"weights are missing \(first: 'layers\.0\.self_attn\.q_proj"),
-    "no block": (lambda tensors, layers: layers.pop(Q), rf"{Q}: .* in config\.json has no entry for it"),
-    "a block of another name": (renamed, rf"{Q}: .* in config\.json has no entry for it"),
+    "no block": (lambda tensors, layers: layers.pop(Q), rf"{Q}: .* in config\.json has no entry for this layer"),
+    "a block of another name": (renamed, rf"{Q}: .* in config\.json has no entry for this layer"),
     "blocks in each other's place": (swapped, r"'model\.layers\.0\.\S+_proj' has shape"),
     "another shape": (shorter, r"shape \[121, 128\], not \[128, 128\]"),
     "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "another tensor both map to 'layers.0"),

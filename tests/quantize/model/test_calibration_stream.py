@@ -15,7 +15,8 @@ from localq.models.layers import PlainLinear
 from localq.quantize.model import calibration_stream
 from localq.quantize.model.calibration_stream import NoCache, Streams
 from localq.quantize.model.matrix_groups import groups_of
-from tests.support.models.tiny_models import DENSE, ours, reference_logits, token_ids
+from tests.support.models.tiny_cases import DENSE
+from tests.support.models.tiny_models import ours, reference_logits, token_ids
 
 CPU = torch.device("cpu")
 every_case = pytest.mark.parametrize("name", DENSE)

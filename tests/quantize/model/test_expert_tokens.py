@@ -13,7 +13,7 @@ from localq import kernels
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats import FORMATS, owner
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
 from localq.models.unstacked_experts import unstack
 from localq.quantize import by_layer, memory

@@ -13,7 +13,8 @@ from localq.formats.codebooks import rotation
 from localq.models.decoder import Decoder
 from localq.quantize.model import fold
 from localq.quantize.model.calibration_stream import NoCache
-from tests.support.models.tiny_models import CONTEXT, DENSE, built, ours, token_ids
+from tests.support.models.tiny_cases import DENSE
+from tests.support.models.tiny_models import CONTEXT, built, ours, token_ids
 
 F64 = torch.float64
 
@@ -44,7 +45,7 @@ def test_seeds_decide():
     assert set(rotation.factors_of(signs[0]).tolist()) == {-1.0, 1.0}
 
 
-SANDWICHED = ("gemma", "muse_glimmer")  # norms behind attention and MLP
+SANDWICHED = ("gemma", "muse_glimmer", "olmo", "exaone4")  # norms behind attention and MLP
 FOLDABLE = [name for name, case in DENSE.items() if not case.config["model_type"].startswith(SANDWICHED)]
 
 
@@ -80,9 +81,10 @@ def test_a_turned_model_has_the_same_logits(name):
         turn = fold.random_rotation(model.config.hidden, 9)
         for index, block in enumerate(model.layers):
             fold.fold_block(block, turn, index)
-        turned_head = fold.rotate_rows(head * model.norm.factor, turn).double()
+        scale = model.norm.factor.clone()
         model.norm.weight.data = torch.full_like(model.norm.weight, model.norm.neutral)
         model.norm.finish()
+        turned_head = fold.rotate_rows(head * (scale / model.norm.factor), turn).double()
         got = logits_of(model, fold.rotate_rows(table, turn).double(), turned_head)
     assert expected.std() > 0.5
     assert (got - expected).norm() <= 2**-24 * 40 * expected.norm()

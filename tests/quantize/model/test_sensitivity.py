@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from localq.files.model_folder import open_model
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
 from localq.quantize.model import sensitivity
 from localq.quantize.model.calibration_stream import Streams

@@ -53,6 +53,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("/clear", "cleared"),
     ("/model", "current model: "),
     ("/load", "current model: "),
+    ("/tools", "no MCP servers"),
     ("/fit phi-4", "GPU memory 24,564 MiB"),
 )
 LEAVING = ("/exit", "/bye", "/quit", "/x")

@@ -30,6 +30,7 @@ class Script:
     text     what it says, in Latin-1: one character per byte
     repeat   it says the text so many times; 0 = without end
     step     bytes in a step
+    replies  what it says in turn, in Latin-1, in place of the text; after the last of them that one again
     fails    the load or the reply (after the text) fails with this cause
     """
 
@@ -39,6 +40,7 @@ class Script:
     step: int = 1
     text: str = "Hello."
     repeat: int = 1
+    replies: tuple[str, ...] = ()
     fails: str = ""
     load_fails: str = ""
     notes: tuple[str, ...] = ()
@@ -72,6 +74,7 @@ class ScriptedBackend:
 
     def __init__(self) -> None:
         self.path, self.ids = Path(sys.argv[1]), dict[int, int]()
+        self.count = 0  # of replies
 
     @property
     def script(self) -> Script:
@@ -127,7 +130,9 @@ class ScriptedBackend:
         yield step((), end, "cancelled" if cancelled() else "stop")
 
     def _pieces(self, script: Script) -> Iterator[tuple[int, ...]]:
-        said = [self.ids[byte] for byte in script.text.encode("latin-1")]
+        text = script.replies[min(self.count, len(script.replies) - 1)] if script.replies else script.text
+        self.count += 1
+        said = [self.ids[byte] for byte in text.encode("latin-1")]
         count = 0
         while script.repeat == 0 or count < script.repeat:
             yield from (tuple(said[place : place + script.step]) for place in range(0, len(said), script.step))
@@ -144,6 +149,7 @@ class Step:
     ids: tuple[int, ...]
     stats: Stats
     reason: str | None = None
+    logprobs: tuple[object, ...] = ()
 
 
 def wait(seconds: float, cancelled: Callable[[], bool]) -> None:

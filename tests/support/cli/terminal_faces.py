@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.cli.terminal import CTRL_C, CTRL_D, ENTER, ESCAPE, Gave, Terminal
 from tests.support.cli.terminal_engine import Script
-from tests.support.cli.terminal_localq import COMMAND, environment, write_model
+from tests.support.cli.terminal_localq import CHAT_TEMPLATE, COMMAND, environment, write_model
 
 EDITS = b"\x1b[?2004h"  # a line editor takes the terminal
 EMPTY = "Message, or / for commands"  # stands where a message would
@@ -24,13 +24,14 @@ class Place:
 
     home: Path
     name: str = "model"
+    template: str = CHAT_TEMPLATE
     model: Path = field(init=False)
     script: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.model, self.script = self.home / self.name, self.home / "script.json"
         if not self.model.exists():
-            write_model(self.model)
+            write_model(self.model, self.template)
         self.says(Script())
 
     def says(self, script: Script) -> None:

@@ -19,7 +19,16 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_model(folder: Path) -> Path:
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{% for call in message.tool_calls or [] %}{{ '\n<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def write_model(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
     """A folder that the front end takes for a small model; its tokens are bytes. No torch needed."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -34,7 +43,7 @@ def write_model(folder: Path) -> Path:
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"bos_token": special[0], "eos_token": special[2], "chat_template": CHAT_TEMPLATE}
+    settings = {"bos_token": special[0], "eos_token": special[2], "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
     (folder / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 10**6}))
     shapes = {f"{name}.weight": shape for name, shape in LINEARS.items()}

@@ -18,7 +18,7 @@ from localq.formats import nf4
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
 from localq.models.layers import OffsetRMSNorm, PlainLinear
-from tests.support.models.tiny_models import BY_NAME
+from tests.support.models.tiny_cases import BY_NAME
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 8, "num_hidden_layers": 3, "head_dim": 24}
 PHI3 = {**SHAPE, "hidden_size": 256, "head_dim": 32}  # it has no head_dim of its own
@@ -30,6 +30,9 @@ CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed b
     "ministral3": SHAPE,
     "mistral-window": SHAPE,
     "muse-glimmer-tied": SHAPE,
+    "exaone4-turns": {**SHAPE, "num_hidden_layers": 5},
+    "granite-eps": SHAPE,
+    "olmo3-ropes": {**SHAPE, "num_hidden_layers": 4},
     "qwen2-upper-windows": SHAPE,
     "qwen3": SHAPE,
     "gemma2": SHAPE,
@@ -37,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed b
     "phi3-window": PHI3,
     "qwen3.5": {**SHAPE, **DELTA},
     "qwen3.5-moe": {**SHAPE, **DELTA, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 192},
+    "seed-oss-biases": {**SHAPE, "num_attention_heads": 9},
     "phi3-longrope-short": {**PHI3, "rope_scaling": {"type": "longrope", **LISTS}},
     "smollm3-biases-windows": {**SHAPE, "num_hidden_layers": 5},
 }

@@ -12,15 +12,24 @@ from localq.engine.step.fused import FusedStep
 from localq.engine.step.state import StepState
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from tests.support.models import tiny_models
+from tests.support.models import tiny_cases, tiny_models
 from tests.support.models.tiny_models import CONTEXT, PREFILL, TOKENS
 
 
 def small_qwen3(**changes: Any) -> Decoder:
     """With random weights; widths of 64 and 112, or as `changes` say."""
+    return _small("qwen3", "qwen3", changes)
+
+
+def small_qwen3_moe(**changes: Any) -> Decoder:
+    """The same with experts of a width of 96."""
+    return _small("qwen3_moe", "qwen3-moe", {"moe_intermediate_size": 96, **changes})
+
+
+def _small(architecture: str, name: str, changes: dict[str, Any]) -> Decoder:
     widths = {"hidden_size": 64, "intermediate_size": 112, "head_dim": 16, **changes}
-    module = ARCHITECTURES["qwen3"]
-    model: Decoder = module.Model(module.Config.from_dict({**tiny_models.BY_NAME["qwen3"].config, **widths}))
+    module = ARCHITECTURES[architecture]
+    model: Decoder = module.Model(module.Config.from_dict({**tiny_cases.BY_NAME[name].config, **widths}))
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         around = 1.0 if "norm" in name else 0.0

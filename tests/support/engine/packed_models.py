@@ -9,7 +9,7 @@ import torch
 from localq.engine.load import shared_experts, weights
 from localq.engine.load.placing import Destinations
 from localq.files.model_folder import ModelFiles
-from localq.formats.checkpoint import open_checkpoint
+from localq.formats.open_checkpoint import open_checkpoint
 from localq.models import architecture
 from localq.planner.placement import STORED, Placement
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from localq.engine.constraint import mask_words
@@ -42,3 +44,12 @@ class Script:
     @property
     def stopped(self) -> bool:
         return len(self.taken) == len(self.steps)
+
+    def draft(self) -> list[int]:
+        rest = itertools.takewhile(lambda step: step is not None and len(step) == 1, self.steps[len(self.taken) :])
+        return [id for step in rest for id in step]
+
+    def fork(self) -> Script:
+        copy = Script(vocab=self.vocab)
+        copy.steps, copy.taken = self.steps, list(self.taken)
+        return copy

@@ -301,8 +301,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             piece = body[start : min(start + 2**18, swift) if start < swift else start + 2**16]
             if start >= swift:
                 self.hub._going.wait(0.02)
-            self.wfile.write(piece)
-            self.hub.count(self.path, len(piece))
+            self.hub.count(self.path, len(piece))  # before a client can have it, and look
+            try:
+                self.wfile.write(piece)
+            except OSError:
+                self.hub.count(self.path, -len(piece))
+                raise
 
 
 def sha256(content: bytes) -> str:

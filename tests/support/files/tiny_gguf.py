@@ -73,6 +73,13 @@ CASES = {
         "num_attention_heads": 3, "num_key_value_heads": 1, "partial_rotary_factor": 10 / 24, "sliding_window": None,
         "max_position_embeddings": 256, "original_max_position_embeddings": 64, "rope_scaling": LONG,
         "tie_word_embeddings": True}),
+    "granite": Case("granite", "granite", {
+        **HEAD, "rope_theta": 1e7, "tie_word_embeddings": True, "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22, "attention_multiplier": 0.125, "logits_scaling": 8.0}),
+    "granite-plain": Case("granite", "granite", {**HEAD, "attention_multiplier": 0.25, "attention_bias": True}),
+    "seed-oss": Case("seed_oss", "seed_oss", {**HEAD, "rope_theta": 1e7}),
+    "seed-oss-biases": Case("seed_oss", "seed_oss", {
+        **HEAD, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "smollm3": Case("smollm3", "smollm3", {"tie_word_embeddings": True, "rope_theta": 5000.0}),
 }  # fmt: skip
 
@@ -102,7 +109,7 @@ def converted(case: Case, weights: dict[str, np.ndarray]) -> Iterator[tuple[str,
     for name, values in weights.items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
-        if case.architecture in ("llama", "smollm3") and (".q_proj." in name or ".k_proj." in name):
+        if case.architecture in ("granite", "llama", "smollm3") and (".q_proj." in name or ".k_proj." in name):
             heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if case.architecture.startswith("gemma") and name.endswith("norm.weight"):
@@ -156,6 +163,11 @@ def write_keys(writer: gguf.GGUFWriter, case: Case) -> None:
     if case.architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.get("attn_logit_softcapping", 50.0))
         writer.add_final_logit_softcapping(config.get("final_logit_softcapping", 30.0))
+    if "residual_multiplier" in config:
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     _write_rope(writer, case, config)
 
 

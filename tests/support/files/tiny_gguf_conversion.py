@@ -40,12 +40,21 @@ def converted(case: Case, config: dict[str, Any], weights: Weights) -> Iterator[
         for renamed, changed in _changed(case, config, name, values):
             yield _gguf_name(case, config, renamed), changed
     yield from _stacks(case, config, weights)
+    if case.architecture == "gemma4":
+        rope = config["rope_parameters"]["full_attention"]
+        pairs, turning = (
+            config["global_head_dim"] // 2,
+            int(config["global_head_dim"] * rope["partial_rotary_factor"] / 2),
+        )
+        yield "rope_freqs.weight", np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)
 
 
 def _changed(case: Case, config: dict[str, Any], name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Names as the converter changes them before it asks the map, and values."""
     of = case.architecture
-    if of in ("llama", "mistral3", "muse-glimmer") and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if of in ("granitehybrid", "llama", "mistral3", "muse-glimmer") and name.endswith(
+        ("q_proj.weight", "k_proj.weight")
+    ):
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         half = values.shape[0] // heads // 2
         values = values.reshape(heads, 2, half, -1).transpose(0, 2, 1, 3).reshape(values.shape)
@@ -53,6 +62,17 @@ def _changed(case: Case, config: dict[str, Any], name: str, values: np.ndarray) 
         values = values + np.float32(1)
     elif of.startswith("qwen35"):
         name, values = _changed_hybrid(config, name, values)
+    elif of == "gemma4":
+        name = _gemma4_name(name)
+    elif of.startswith("lfm2"):
+        name, values = (
+            name.replace(".expert_bias", ".expert_bias.bias"),
+            values.squeeze(1) if ".conv.conv." in name else values,
+        )
+    elif of.startswith("nemotron"):
+        name, values = _changed_mamba(config, name.replace("model.layers.", "backbone.layers."), values)
+    elif of == "granitehybrid":
+        name, values = _changed_mamba(config, _granite_name(config, name), values)
     elif name.endswith(".sinks"):
         name += ".weight"
     yield name, values
@@ -61,6 +81,35 @@ def _changed(case: Case, config: dict[str, Any], name: str, values: np.ndarray) 
         ones = np.ones(config["head_dim"], np.float32)
         yield f"blk.{block}.attn_q_norm.weight", ones * np.float32(config["qk_scale_factor"])
         yield f"blk.{block}.attn_k_norm.weight", ones
+
+
+def _changed_mamba(config: dict[str, Any], name: str, values: np.ndarray) -> tuple[str, np.ndarray]:
+    """As `Mamba2Model.modify_tensors` of llama.cpp's conversion/mamba.py, and conversion/nemotron.py."""
+    if name.endswith(".A_log"):
+        values = -np.exp(values)[:, None]
+    elif name.endswith(".D"):
+        values = values[:, None]
+    elif name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
+        values = values.reshape(config.get("n_groups") or config["mamba_n_groups"], -1)
+    elif name.endswith(".conv1d.weight"):
+        values = values.squeeze(1)
+    name = name.replace(".mamba.dt_bias", ".mamba.dt_proj.bias")
+    return name.replace(".dt_bias", ".dt.bias").replace("e_score_correction_bias", "e_score_correction.bias"), values
+
+
+def _granite_name(config: dict[str, Any], name: str) -> str:
+    """The shared MLP has the names of an MLP where there are no experts."""
+    block, _, part = name.partition(".shared_mlp.")
+    suffix = "_shexp" if config["num_local_experts"] else ""
+    return f"blk.{block.split('.')[2]}.ffn_{part.partition('_')[0]}{suffix}.weight" if part else name
+
+
+def _gemma4_name(name: str) -> str:
+    """The GGUF name of the tensors that llama.cpp's converter names itself; else as it is."""
+    block = name.split(".")[2]
+    own = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
+           "layer_scalar": "layer_output_scale.weight"}  # fmt: skip
+    return next((f"blk.{block}.{new}" for old, new in own.items() if name.endswith(old)), name)
 
 
 def _changed_hybrid(config: dict[str, Any], name: str, values: np.ndarray) -> tuple[str, np.ndarray]:
@@ -108,11 +157,19 @@ def _stacks(case: Case, config: dict[str, Any], weights: Weights) -> Iterator[tu
     for name, values in weights.items():
         if match := _EXPERT.fullmatch(name):
             found.setdefault((match[1], match[3]), {})[int(match[2])] = values
+    if case.architecture == "gemma4":  # gate and up are one stack
+        for prefix in {prefix for prefix, _ in found}:
+            gates, ups = found.pop((prefix, "gate_proj")), found.pop((prefix, "up_proj"))
+            found[prefix, "gate_up_proj"] = {each: np.concatenate((gates[each], ups[each])) for each in gates}
     for (prefix, part), matrices in found.items():
         stack = np.stack([matrices[expert] for expert in range(len(matrices))])
         joined = f"{prefix}.experts.{part}.weight"
-        if case.architecture == "llama":
+        if case.architecture in ("lfm2moe", "llama"):
             joined = f"layers.{prefix.split('.')[2]}.feed_forward.experts.{part}.weight"
+        elif case.architecture == "granitehybrid":
+            joined = f"blk.{prefix.split('.')[2]}.ffn_{part.partition('_')[0]}_exps.weight"
+        elif case.architecture == "nemotron_h_moe":
+            joined = joined.replace(".mixer.", ".mlp.")
         yield _gguf_name(case, config, joined), stack
 
 
@@ -123,7 +180,8 @@ def _gguf_name(case: Case, config: dict[str, Any], name: str) -> str:
         stem, _, suffix = name.rpartition(".")
         parts = stem.split(".", 3)
         return f"blk.{parts[2]}.{_MUSE[parts[3]]}.{suffix}" if len(parts) == 4 else f"{_MUSE[stem]}.{suffix}"
-    names = gguf.get_tensor_name_map(_ARCHITECTURE[case.architecture], config["num_hidden_layers"])
+    layers = config["num_hidden_layers"] or len(config["hybrid_override_pattern"])
+    names = gguf.get_tensor_name_map(_ARCHITECTURE[case.architecture], layers)
     stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert stored is not None, name
     return stored

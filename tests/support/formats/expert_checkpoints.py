@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from localq.formats import gguf, mxfp4
+from localq.formats import fp8, gguf, mxfp4, nvfp4
 from localq.formats.codebooks import vq2
 from tests.support.formats import int4_checkpoints, vq2_checkpoints
 from tests.support.formats.aqlm_checkpoints import LAYOUTS, tensors
@@ -103,6 +104,15 @@ def of_gguf(prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor]
     )
 
 
+def of_floats(module: ModuleType, scheme: str, prefix: str, weight: Tensor, number: int
+              ) -> tuple[dict[str, Tensor], Tensor]:  # fmt: skip
+    """Random NVFP4 or FP8, and what it stands for."""
+    packed = module.sample((weight.shape[0], weight.shape[1]), number, scheme=scheme)
+    return {prefix + suffix: each for suffix, each in module.stored(packed).items()}, module.dequantize(
+        packed, torch.float32
+    )
+
+
 GPTQ, AWQ, SYMMETRIC = Int4("gptq", 32, act_order=True), Int4("awq", 64), Int4(COMPRESSED, 32, symmetric=True)
 CONFIGS: dict[str, dict[str, Any]] = {
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
@@ -112,6 +122,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     COMPRESSED: SYMMETRIC.config,
     "vq2": vq2.quantization_config("bfloat16", []),
     "gguf": gguf.quantization_config("bfloat16", []),
+    "nvfp4": nvfp4.quantization_config("bfloat16", []),
+    "fp8": fp8.quantization_config("bfloat16", []),
 }
 FORMATS: dict[str, Quantize] = {
     "nf4": nf4,
@@ -122,6 +134,8 @@ FORMATS: dict[str, Quantize] = {
     "awq": awq,
     COMPRESSED: compressed,
     "gguf": of_gguf,
+    "nvfp4": functools.partial(of_floats, nvfp4, "divided"),
+    "fp8": functools.partial(of_floats, fp8, "rows"),
     "vq2 s4l16": functools.partial(of_vq2, "s4l16"),
 }
 

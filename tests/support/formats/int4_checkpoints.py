@@ -38,13 +38,14 @@ class Int4:
     version: str = "gptq"
     g_idx: bool = True
     symmetric: bool = False
+    bits: int = 4
 
     @property
     def config(self) -> dict[str, Any]:
         """quantization_config."""
         if self.method == COMPRESSED:
             return compressed_config(compressed_group(self))
-        shared = {"quant_method": self.method, "bits": 4, "group_size": self.group}
+        shared = {"quant_method": self.method, "bits": self.bits, "group_size": self.group}
         if self.method == "awq":
             return {**shared, "version": "gemm", "zero_point": True, "modules_to_not_convert": None}
         return {**shared, "desc_act": self.act_order, "sym": False, "checkpoint_format": self.version}
@@ -56,7 +57,8 @@ def compressed_group(of: Int4, targets: tuple[str, ...] = ("Linear",)) -> dict[s
         "strategy": "group", "group_size": of.group,
     }  # fmt: skip
     weights = {
-        "num_bits": 4, "type": "int", "symmetric": of.symmetric, **strategy, "block_structure": None, "dynamic": False,
+        "num_bits": of.bits, "type": "int", "symmetric": of.symmetric, **strategy, "block_structure": None,
+        "dynamic": False,
         "actorder": "group" if of.act_order else None, "observer": "mse", "observer_kwargs": {},
     }  # fmt: skip
     return {"targets": [*targets], "weights": weights, "input_activations": None, "output_activations": None}
@@ -73,14 +75,20 @@ def compressed_config(*groups: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 def words(nibbles: list[int]) -> int:
     """Eight values, the lowest nibble first, as a signed int32."""
-    word = sum(value << (4 * place) for place, value in enumerate(nibbles))
-    return word - 2**32 if word >= 2**31 else word
+    return run_of_words(nibbles, 4)[0]
 
 
-def along_rows(values: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
-    """[n, 8 m] -> int32 [n, m]: neighbours of a row in a word, nibble i that of place order[i]."""
-    rows = [[words([row[8 * c + place] for place in order]) for c in range(len(row) // 8)] for row in values.tolist()]
-    return torch.tensor(rows, dtype=torch.int32)
+def run_of_words(values: list[int], bits: int) -> list[int]:
+    """Values, the lowest bits first, as signed int32: as many words as they fill."""
+    joined = sum(value << (bits * place) for place, value in enumerate(values))
+    found = [joined >> (32 * place) & 0xFFFFFFFF for place in range(-(-len(values) * bits // 32))]
+    return [word - 2**32 if word >= 2**31 else word for word in found]
+
+
+def along_rows(values: Tensor, order: tuple[int, ...] = tuple(range(8)), bits: int = 4) -> Tensor:
+    """[n, 8 m] -> int32 [n, bits m / 4]: neighbours of a row in a word, of eight the code i that of place order[i]."""
+    ordered = ([row[8 * c + place] for c in range(len(row) // 8) for place in order] for row in values.tolist())
+    return torch.tensor([run_of_words(row, bits) for row in ordered], dtype=torch.int32)
 
 
 def tensors(shape: tuple[int, int], of: Int4, dtype: torch.dtype = torch.float16, seed: int = 0) -> dict[str, Tensor]:
@@ -91,14 +99,16 @@ def tensors(shape: tuple[int, int], of: Int4, dtype: torch.dtype = torch.float16
     generator = torch.Generator().manual_seed(seed)
     size = columns if of.group == -1 else of.group
     groups = -(-columns // size)
-    codes = torch.randint(0, 16, (columns, out), generator=generator)
-    zeros = torch.randint(1, 16, (groups, out), generator=generator)  # 0 is stored as 15 in v1, which carries
-    scales = (0.02 + 0.02 * torch.rand(groups, out, generator=generator)).to(dtype)
-    codes[0, 0], codes[-1, -1], zeros[0, 0] = 15, 0, 15
+    end = 2**of.bits
+    codes = torch.randint(0, end, (columns, out), generator=generator)
+    zeros = torch.randint(1, end, (groups, out), generator=generator)  # 0 is stored as 15 in v1, which carries
+    scales = (0.02 + 0.02 * torch.rand(groups, out, generator=generator)).mul_(16 / end).to(dtype)
+    codes[0, 0], codes[-1, -1], zeros[0, 0] = end - 1, 0, end - 1
     if of.method == "awq":
         return {".qweight": along_rows(codes, OUTPUTS), ".qzeros": along_rows(zeros, OUTPUTS), ".scales": scales}
     stored = zeros - 1 if of.version == "gptq" else zeros
-    made = {".qweight": along_rows(codes.T).T.contiguous(), ".qzeros": along_rows(stored), ".scales": scales}
+    words_of_codes, words_of_zeros = (along_rows(each, bits=of.bits) for each in (codes.T, stored))
+    made = {".qweight": words_of_codes.T.contiguous(), ".qzeros": words_of_zeros, ".scales": scales}
     if of.g_idx:
         g_idx = torch.arange(columns) // size
         g_idx = g_idx[torch.randperm(columns, generator=generator)] if of.act_order else g_idx
@@ -111,14 +121,19 @@ def _compressed(shape: tuple[int, int], of: Int4, dtype: torch.dtype, seed: int)
     generator = torch.Generator().manual_seed(seed)
     size = columns if of.group == -1 else of.group
     groups = columns // size
-    codes = torch.randint(0, 16, (out, columns), generator=generator)
-    zeros = torch.randint(0, 16, (groups, -(-out // 8) * 8), generator=generator)  # the rest of a word is no zero point
+    end = 2**of.bits
+    codes = torch.randint(0, end, (out, columns), generator=generator)
+    zeros = torch.randint(0, end, (groups, -(-out // 8) * 8), generator=generator)  # the rest of a word: no zero point
     signs = 2 * torch.randint(0, 2, (out, groups), generator=generator) - 1
-    scales = (signs * (0.02 + 0.02 * torch.rand(out, groups, generator=generator))).to(dtype)
-    codes[0, 0], codes[-1, -1], zeros[0, 0] = 15, 0, 15
-    made = {".weight_packed": along_rows(codes), ".weight_scale": scales, ".weight_shape": torch.tensor([out, columns])}
+    scales = (signs * (0.02 + 0.02 * torch.rand(out, groups, generator=generator)) * (16 / end)).to(dtype)
+    codes[0, 0], codes[-1, -1], zeros[0, 0] = end - 1, 0, end - 1
+    made = {
+        ".weight_packed": along_rows(codes, bits=of.bits),
+        ".weight_scale": scales,
+        ".weight_shape": torch.tensor([out, columns]),
+    }
     if not of.symmetric:
-        made[".weight_zero_point"] = along_rows(zeros).T.contiguous()
+        made[".weight_zero_point"] = along_rows(zeros, bits=of.bits).T.contiguous()[: -(-out * of.bits // 32)]
     if of.act_order:
         g_idx = (torch.arange(columns) // size)[torch.randperm(columns, generator=generator)]
         made[".weight_g_idx"] = g_idx.to(torch.int32)
@@ -138,13 +153,19 @@ def _by_package(made: dict[str, Tensor], of: Int4) -> Tensor:
         return PackedQuantizationCompressor.decompress(held, scheme)["weight"]
     g_idx, zeros = made[".weight_g_idx"].long(), torch.zeros(scales.shape, dtype=torch.int8)
     if ".weight_zero_point" in made:
-        zeros = unpack_from_int32(made[".weight_zero_point"], 4, scales.shape, packed_dim=0)
-    return (unpack_from_int32(packed, 4, shape) - zeros[:, g_idx]).to(scales.dtype) * scales[:, g_idx]
+        zeros = unpack_from_int32(made[".weight_zero_point"], of.bits, scales.shape, packed_dim=0)
+    return (unpack_from_int32(packed, of.bits, shape).to(scales.dtype) - zeros[:, g_idx]) * scales[:, g_idx]
 
 
-def _unpacked(stored: Tensor) -> Tensor:
-    """int32 [n, m] -> int64 [n, m, 8], the lowest nibble first."""
-    return (stored.long().unsqueeze(-1) >> torch.arange(0, 32, 4)) & 15
+def _unpacked(stored: Tensor, bits: int = 4) -> Tensor:
+    """int32 [n, m] -> int64 [n, 32 m / bits, 1], the lowest bits of a row first; of 4 bits [n, m, 8]."""
+    if bits == 4:
+        return (stored.long().unsqueeze(-1) >> torch.arange(0, 32, 4)) & 15
+    rows = []
+    for row in stored.tolist():
+        joined = sum((word & 0xFFFFFFFF) << (32 * place) for place, word in enumerate(row))
+        rows.append([joined >> (bits * place) & (2**bits - 1) for place in range(32 * len(row) // bits)])
+    return torch.tensor(rows).unsqueeze(-1)
 
 
 def reference(made: dict[str, Tensor], of: Int4) -> Tensor:
@@ -157,11 +178,13 @@ def reference(made: dict[str, Tensor], of: Int4) -> Tensor:
         codes, zeros = (_unpacked(each)[:, :, inverse].flatten(1) for each in (qweight, qzeros))
         g_idx = torch.arange(len(codes)) // (len(codes) // len(scales))
     else:
+        ones = {2: 0x55555555, 3: 0, 4: 0x11111111, 8: 0x01010101}[of.bits]
         if of.version == "gptq":
-            qzeros = ((qzeros.long() + 0x11111111 + 2**31) % 2**32 - 2**31).to(torch.int32)
-        codes, zeros = _unpacked(qweight).permute(0, 2, 1).flatten(0, 1), _unpacked(qzeros).flatten(1)
+            qzeros = ((qzeros.long() + ones + 2**31) % 2**32 - 2**31).to(torch.int32)
+        codes, zeros = _unpacked(qweight.T, of.bits).flatten(1).T, _unpacked(qzeros, of.bits).flatten(1)
+        zeros = zeros + 1 if of.version == "gptq" and of.bits == 3 else zeros
         g_idx = made.get(".g_idx", torch.arange(len(codes)) // (of.group if of.group > 0 else len(codes))).long()
-    return (scales[g_idx] * (codes - zeros[g_idx]).to(torch.int8)).T.contiguous()
+    return (scales[g_idx] * (codes - zeros[g_idx]).to(torch.int16)).T.contiguous()
 
 
 def write(

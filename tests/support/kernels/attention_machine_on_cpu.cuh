@@ -18,12 +18,13 @@ struct ClusterBarrier {
 };
 inline ClusterBarrier barrier;
 
-struct Place2 {
-  uint32_t x, y;
+struct Place3 {
+  uint32_t x, y, z;
 };
-inline Place2 grid = {1, 1};
-inline Place2 block_places() {
-  return {now->block->number % grid.x, now->block->number / grid.x};
+inline Place3 grid = {1, 1, 1};
+inline Place3 block_places() {
+  const uint32_t number = now->block->number;
+  return {number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y};
 }
 
 }  // namespace on_cpu
@@ -32,22 +33,13 @@ inline Place2 block_places() {
 #undef blockDim
 #undef gridDim
 #define blockIdx on_cpu::block_places()
-inline on_cpu::Place2& gridDim = on_cpu::grid;  // no macro: a launch's configuration has members of this name
+inline on_cpu::Place3& gridDim = on_cpu::grid;  // no macro: a launch's configuration has members of this name
 
 inline void __syncwarp() {
   on_cpu::meet_lanes([] {});
 }
-inline uint32_t __float_as_uint(float value) {
-  return on_cpu::bits<uint32_t>(value);
-}
 inline float __uint_as_float(uint32_t bits) {
   return on_cpu::bits<float>(bits);
-}
-inline unsigned __ballot_sync(unsigned, bool value) {
-  const auto all = on_cpu::exchanged(value);
-  unsigned found = 0;
-  for (int lane = 0; lane < 32; ++lane) found |= all[lane] << lane;
-  return found;
 }
 inline bool __any_sync(unsigned mask, bool value) {
   return __ballot_sync(mask, value) != 0;
@@ -77,6 +69,11 @@ namespace localq::decoding {
 template <typename T>
 T& block_memory() {
   static_assert(sizeof(T) <= on_cpu::kSharedBytes);
+  return *reinterpret_cast<T*>(on_cpu::now->block->memory.data());
+}
+template <typename T>
+T& launched_memory() {
+  if (sizeof(T) > on_cpu::now->block->memory.size()) __builtin_trap();
   return *reinterpret_cast<T*>(on_cpu::now->block->memory.data());
 }
 inline int64_t acquire_load(const int64_t* at) {

@@ -8,17 +8,16 @@ namespace localq::bcq {
 // m16n8k128 of bits with .and.popc, by the PTX manual's layout.
 template <bool kBytes>
 void count_bits(int (&c)[4], uint32_t low, uint32_t high, uint32_t b) {
-  on_cpu::Warp& warp = on_cpu::warp();
+  auto* given = on_cpu::warp().exchange().word;
   const uint32_t me = threadIdx.x % 32, words[3] = {low, high, b};
-  std::copy(words, words + 3, warp.word[me]);
+  std::copy(words, words + 3, given[me]);
   on_cpu::meet_lanes([] {});
   for (int i = 0; i < 4; ++i) {
     const uint32_t row = me / 4, column = me % 4 * 2 + i % 2;
     for (uint32_t t = 0; t < 4; ++t) {
-      c[i] += __builtin_popcount(warp.word[4 * row + t][i / 2] & warp.word[4 * column + t][2]);
+      c[i] += __builtin_popcount(given[4 * row + t][i / 2] & given[4 * column + t][2]);
     }
   }
-  on_cpu::meet_lanes([] {});
 }
 
 inline void load_codes(uint2& to, const uint8_t* from, bool some) {

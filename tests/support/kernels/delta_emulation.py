@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from localq import kernels
 from localq.engine.selftest.delta_nets import StepCase
 from localq.kernels import delta_net
 from localq.kernels.delta_net import DeltaWorkspace
-from tests.support.kernels.cuda_headers import ROOT, built, copy_to
+from tests.support.kernels.cuda_headers import compile_on_cpu
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 HALF = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # relative error of a rounding
@@ -31,21 +30,43 @@ class Net(ctypes.Structure):
     )  # fmt: skip
 
 
-def library(folder: Path, host: str, kernel: str) -> ctypes.CDLL:
-    """`kernel` of csrc with `host` of tests/support, which calls it."""
-    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/static_shared_on_cpu.h")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder)
-    return built(folder, host, [kernel])
+class Step(Net):
+    """`DeltaStep` of csrc/delta/delta.h."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("x", "x_norm", "write", "decay", "heads", "arrived")),
+        ("x_eps", FLOAT), ("x_kind", INT), ("hidden", INT),
+    )  # fmt: skip
 
 
-def install(monkeypatch: pytest.MonkeyPatch, name: str, run: Callable[[dict[str, Any], int], bytes | None]) -> None:
-    """Let the wrapper `name` call `run`, with its operands and its type; what that returns is raised."""
+class Rows(Step):
+    """`DeltaRows` of csrc/delta/delta.h."""
 
-    def launch(*, operands: dict[str, int], type: int, device: int, stream: int, **numbers: Any) -> None:
-        if (fault := run({**operands, **numbers}, type)) is not None:
-            raise ValueError(fault.decode())
+    _fields_ = (
+        *((name, POINTER) for name in ("drafted_inputs", "drafted_decay", "drafted_beta", "row_rates")),
+        ("position", POINTER), ("first_drafted", POINTER), ("drafted", INT), ("rows", INT), ("stride", INT),
+    )  # fmt: skip
 
-    monkeypatch.setattr(kernels, "module", lambda: type("Module", (), {name: staticmethod(launch)}))
+
+def library(folder: Path, host: str, *kernels: str, faults: tuple[str, ...]) -> ctypes.CDLL:
+    """`kernels` of csrc with `host` of tests/support, whose functions run the operations `faults`."""
+    return compile_on_cpu(folder, host, kernels, launch="static_shared_on_cpu.h", faults=faults)
+
+
+Run = Callable[[dict[str, Any], int], None]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **runs: Run) -> None:
+    """Let wrappers call `runs` by their names, with their operands and their type."""
+
+    def launch_of(run: Run) -> staticmethod:
+        def launch(*, operands: dict[str, int], type: int, device: int, stream: int, **numbers: Any) -> None:
+            run({**operands, **numbers}, type)
+
+        return staticmethod(launch)
+
+    launches = {name: launch_of(run) for name, run in runs.items()}
+    monkeypatch.setattr(kernels, "module", lambda: type("Module", (), launches))
     monkeypatch.setattr(delta_net, "check_cuda", lambda *_: None)
     monkeypatch.setattr(delta_net, "place", lambda _: {"device": 0, "stream": 0})
 

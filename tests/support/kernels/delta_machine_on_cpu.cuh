@@ -32,9 +32,6 @@ inline std::array<uint32_t, 32> rows_of_lanes(const void* row) {
 inline void __syncwarp() {
   on_cpu::meet_lanes([] {});
 }
-inline uint32_t __float_as_uint(float value) {
-  return on_cpu::bits<uint32_t>(value);
-}
 
 namespace localq::delta {
 

@@ -97,12 +97,22 @@ def chosen_of(experts: int, active: int, seed: int, device: str = "cpu") -> tupl
     return chosen.to(device), weights.to(device)
 
 
+def experts_of_tokens(experts: int, active: int, tokens: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Different experts int64 [tokens, active], lower ones more often, the last never; weights f32 that sum to 1."""
+    generator = torch.Generator().manual_seed(seed)
+    liked = torch.linspace(1.0, 0.0, experts)
+    chosen = (liked + 0.4 * torch.rand(tokens, experts, generator=generator))[:, : max(experts - 1, active)]
+    weights = torch.softmax(torch.randn(tokens, active, generator=generator), -1)
+    return chosen.topk(active, -1).indices.to(device), weights.to(device)
+
+
 def _halves(both: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     first, second = (both[..., 0::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)
     return first, second
 
 
-def _gated(both: Tensor, gate: str, interleaved: bool) -> Tensor:
+def gated(both: Tensor, gate: str, interleaved: bool) -> Tensor:
+    """both [..., 2 w] -> [..., w]."""
     first, second = _halves(both, interleaved)
     if gate == "silu":
         return F.silu(first) * second
@@ -120,7 +130,7 @@ def gate_up(
     naive = torch.stack([F.linear(given, each.to(x.dtype))[0] for each in weight])
     if shift is not None:
         exact, naive = exact + shift.double(), naive + shift
-    return _gated(exact, gate, interleaved), _gated(naive, gate, interleaved)
+    return gated(exact, gate, interleaved), gated(naive, gate, interleaved)
 
 
 def down(

@@ -4,9 +4,9 @@
 #include "common/launch.h"
 
 // What went wrong, or null.
-extern "C" const char* int4_gemv_on_cpu(const localq::Int4* matrices, int count, const localq::GemvExtras* extras,
-                                        const void* x, void* y, int type, int stored, int rows, int multiprocessors,
-                                        int shared_bytes) {
+extern "C" const char* int4_gemv_on_cpu(const localq::Int4* matrices, int count, int stored,
+                                        const localq::GemvExtras* extras, const void* x, void* y, int type, int rows,
+                                        int multiprocessors, int shared_bytes) {
   return on_cpu::fault_of(multiprocessors, shared_bytes, [&] {
     localq::int4_gemv(matrices, count, *extras, x, y, static_cast<localq::Type>(type),
                       static_cast<localq::Type>(stored), rows, 0, nullptr);

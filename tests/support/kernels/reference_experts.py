@@ -8,17 +8,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from localq.engine.load import grouped_experts
 from localq.formats import mxfp4 as mxfp4_format
 from localq.formats import nf4 as nf4_format
 from localq.formats.codebooks import experts_kernel as codebook_experts
 from localq.formats.codebooks.experts_kernel import VqStack
 from localq.formats.codebooks.rotation import rotate
+from localq.formats.experts import grouped, stacks
 from localq.formats.experts import kernel as expert_kernel
+from localq.formats.experts.grouped import Entries
 from localq.formats.experts.stacks import Mxfp4Stack
+from localq.formats.gguf import experts_kernel as gguf_experts
+from localq.formats.gguf.experts_kernel import GgufStack
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
 from localq.formats.squeezellm import kernel as squeezellm_kernel
 from localq.kernels.gemv import Norm
 from tests.support.engine import step_stand_ins
+from tests.support.kernels import expert_operands, gguf_operands
 from tests.support.kernels.row_operands import rowlut_weights
 from tests.support.kernels.vq_stacks import dense_of
 
@@ -29,6 +35,8 @@ def weights_of(stack):
         return stack.float()
     if isinstance(stack, VqStack):
         return dense_of(stack)
+    if isinstance(stack, GgufStack):
+        return gguf_operands.dense_of(stack)
     if isinstance(stack, Mxfp4Stack):
         rows = stack.experts * stack.out_features
         packed = mxfp4_format.Packed(stack.blocks.view(rows, -1), stack.scales.view(rows, -1))
@@ -63,7 +71,7 @@ def route(logits, active, *, how, weights, chosen):
     chosen.copy_(order)
 
 
-def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alpha=1.702, limit=7.0):
+def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alpha=1.702, limit=7.0, gates=None):
     result = torch.empty(out.shape)
     step_stand_ins.experts_gate_up(
         x.float(), weights_of(stack), _wide(bias), chosen, norm=_wide(norm), gate=gate, interleaved=interleaved,
@@ -81,12 +89,57 @@ def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_g
     return out.copy_(result)
 
 
+def experts_sort(chosen, experts):
+    flat = chosen.flatten().clamp(0, experts - 1)
+    order, counts = flat.argsort(stable=True), flat.bincount(minlength=experts)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    held = (order // chosen.shape[1], places, counts.cumsum(0), (-(-counts // grouped.TILE)).cumsum(0))
+    return Entries(len(order), experts, torch.cat(held).int())
+
+
+class ExpertsGemm:
+    """`grouped.ExpertsGemm`."""
+
+    def __init__(self, stack, dtype):
+        self.stack, (_, self.rows, self.columns) = stack, stacks.shape_of(stack)
+
+    def __call__(self, x, bias, entries, *, gate, out, first=0):
+        ends = [0, *entries.ends.tolist()]
+        for number, weight in enumerate(weights_of(self.stack)):
+            places = slice(ends[first + number], ends[first + number + 1])
+            of = x[entries.rows[places].long()] if gate is not None else x[places]
+            both = of.float() @ weight.T + (0 if bias is None else bias[number].float())
+            if gate is not None:
+                both = expert_operands.gated(both.to(x.dtype).float(), gate.name, gate.interleaved)
+            out[places] = both.to(x.dtype)
+        return out
+
+
+def experts_gemm(x, stack, bias, entries, *, gate, out, first=0):
+    return ExpertsGemm(stack, x.dtype)(x, bias, entries, gate=gate, out=out, first=first)
+
+
+def experts_sum(x, entries, weights, out):
+    each = x[entries.places.long()].view(*weights.shape, -1).float()
+    return out.copy_((weights[..., None] * each).sum(1))
+
+
 def vq_experts_gate_up(x, stack, chosen, *, norm, out):
     return experts_gate_up(x, stack, None, chosen, norm=norm, gate="silu", interleaved=False, out=out)
 
 
 def vq_experts_down(gated, stack, chosen, weights, *, residual, out, signs=None):
     return experts_down(gated, stack, None, chosen, weights, residual=residual, out=out, signs=signs)
+
+
+def gguf_experts_gate_up(x, stack, chosen, *, norm, out, gates=None):
+    assert (gates is None) != stack.has_two_types
+    return vq_experts_gate_up(x, stack, chosen, norm=norm, out=out)
+
+
+def gguf_experts_down(gated, stack, chosen, weights, *, residual, out, behind_gate_up=False):
+    return vq_experts_down(gated, stack, chosen, weights, residual=residual, out=out)
 
 
 def mxfp4_dequantize(matrix, dtype, out=None, rows=None):
@@ -114,8 +167,12 @@ def install(monkeypatch):
     """All of them, until the test ends."""
     for stand_in in (router, route, experts_gate_up, experts_down):
         monkeypatch.setattr(expert_kernel, stand_in.__name__, stand_in)
+    for stand_in in (experts_sort, experts_gemm, ExpertsGemm, experts_sum):
+        monkeypatch.setattr(grouped, stand_in.__name__, stand_in)
+    monkeypatch.setattr(grouped_experts, "ExpertsGemm", ExpertsGemm)
     for module, stand_in in (
         (codebook_experts, vq_experts_gate_up), (codebook_experts, vq_experts_down),
+        (gguf_experts, gguf_experts_gate_up), (gguf_experts, gguf_experts_down),
         (mxfp4_kernel, mxfp4_gemv), (mxfp4_kernel, mxfp4_dequantize), (squeezellm_kernel, rowlut_gemv),
         (squeezellm_kernel, rowlut_dequantize),
     ):  # fmt: skip

@@ -40,10 +40,11 @@ from localq.formats.nf4 import Packed
 from localq.formats.nf4 import dequantize as nf4_values
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4 import tiles as nf4_tiles
+from localq.formats.scaled import kernel as scaled_kernel
 from localq.formats.vptq import codec as vptq_codec
 from localq.formats.vptq import kernel as vptq_kernel
 from localq.kernels import attention, delta_net, dense, embed, logit_adjust, rmsnorm, sampling
-from tests.support.kernels import adjoint_operands, reference_experts
+from tests.support.kernels import adjoint_operands, reference_experts, scaled_operands
 from tests.support.kernels.vq_operands import weights_of
 
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu}
@@ -61,6 +62,8 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(int4_kernel, "int4_dequantize", int4_dequantize)
     monkeypatch.setattr(gguf_kernel, "gguf_gemv", gguf_gemv)
     monkeypatch.setattr(gguf_kernel, "gguf_dequantize", gguf_dequantize)
+    monkeypatch.setattr(scaled_kernel, "scaled_gemv", scaled_gemv)
+    monkeypatch.setattr(scaled_kernel, "scaled_dequantize", scaled_dequantize)
     monkeypatch.setattr(unpack_kernel, "additive_dequantize", additive_dequantize)
     monkeypatch.setattr(vptq_kernel, "vptq_dequantize", vptq_dequantize)
     monkeypatch.setattr(gather_kernel, "gather_gemv", gather_gemv)
@@ -82,6 +85,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(attention, "attention_decode", attention_decode)
     monkeypatch.setattr(attention, "AttentionWorkspace", lambda heads, kv_heads, head_dim, device: None)
     monkeypatch.setattr(delta_net, "delta_decode", delta_decoded)
+    monkeypatch.setattr(delta_net, "delta_verify", delta_verified)
     monkeypatch.setattr(delta_net, "delta_prefill", delta_prefilled)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
 
@@ -148,7 +152,7 @@ def int4_dequantize(matrix, first, out):
 
 
 def gguf_packed(matrix):
-    return gguf_codec.Packed(gguf_tiles.untile(matrix.blocks, matrix.type), matrix.type, matrix.places)
+    return gguf_codec.Packed(gguf_tiles.untile(matrix.blocks, matrix.type), matrix.type, matrix.places, matrix.factor)
 
 
 def gguf_gemv(x, operands, **around):
@@ -159,6 +163,14 @@ def gguf_gemv(x, operands, **around):
 def gguf_dequantize(matrix, first, out):
     """Columns as they are stored."""
     return gguf_codec.dequantize_rows(gguf_packed(replace(matrix, places=None)), first, out)
+
+
+def scaled_gemv(x, operands, **around):
+    return product(x, [scaled_operands.weight_of_tiles(each) for each in operands], **around)
+
+
+def scaled_dequantize(matrix, first, out):
+    return out.copy_(scaled_operands.weight_of_tiles(matrix)[first : first + len(out)])
 
 
 def additive_dequantize(sets, scales, first, out, *, out_group=1, rounded):
@@ -342,6 +354,24 @@ def _taken(case, expected, out):
     case.columns.copy_(columns)
     case.matrix.copy_(matrix)
     return (torch.empty_like(case.gates) if out is None else out).copy_(result)
+
+
+def delta_verified(
+    inputs, gates, x, norm, write, decay, weights, columns, matrix, drafted, position, workspace, out=None
+):
+    """`kernels.delta_net.delta_verify`."""
+    count = max(0, min(int(position - workspace.first_drafted), len(drafted[0])))
+    if count:
+        kept_inputs, kept_decay, kept_beta = (part[:count] for part in drafted)
+        heads = gates.new_zeros(count, gates.shape[1])
+        replayed = delta_nets.DeltaCase(weights, kept_inputs, heads, None, None, columns, matrix)
+        _taken(replayed, delta_nets.after(replayed, kept_beta.double(), kept_decay.double().exp()), None)
+    token = delta_nets.DeltaCase(weights, inputs, gates, write, decay, columns.clone(), matrix.clone())
+    case = delta_nets.StepCase(token, x, norm, write, decay)
+    found = case.expected()
+    first = delta_nets.StepCase(replace(token, inputs=inputs[:1], gates=gates[:1]), x[:1], norm, write, decay)
+    _taken(delta_nets.DeltaCase(weights, inputs, gates, write, decay, columns, matrix), first.expected(), None)
+    return _taken(token, found, out)
 
 
 def delta_prefilled(inputs, gates, write, decay, weights, columns, matrix, workspace=None, out=None):

@@ -3,9 +3,6 @@
 
 #include "lookup/intrinsics.cuh"
 
-inline uint32_t __float_as_uint(float value) {
-  return on_cpu::bits<uint32_t>(value);
-}
 
 namespace localq {
 

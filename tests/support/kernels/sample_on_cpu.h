@@ -12,12 +12,10 @@
 using std::isfinite;
 
 inline unsigned long long value_of(int lane, unsigned long long mine) {
-  auto* words = on_cpu::warp().word;
+  auto* words = on_cpu::warp().exchange().word;
   words[threadIdx.x % 32][0] = uint32_t(mine), words[threadIdx.x % 32][1] = uint32_t(mine >> 32);
   on_cpu::meet_lanes([] {});
-  const unsigned long long value = uint64_t(words[lane][1]) << 32 | words[lane][0];
-  on_cpu::meet_lanes([] {});
-  return value;
+  return uint64_t(words[lane][1]) << 32 | words[lane][0];
 }
 inline unsigned long long __shfl_xor_sync(unsigned, unsigned long long value, int lanes) {
   return value_of(int(threadIdx.x % 32) ^ lanes, value);
@@ -50,9 +48,6 @@ template <typename T>
 T atomicOr(T* to, T value) {
   *to |= value;
   return *to;
-}
-inline unsigned __float_as_uint(float value) {
-  return on_cpu::bits<unsigned>(value);
 }
 inline float __fdiv_rn(float a, float b) {
   return a / b;

@@ -14,11 +14,14 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "common/check.h"
 #include "coroutine_on_cpu.h"
+
+// As a compiler sees fit: with all of it inlined, kernels take two to three times as long to compile.
+#undef __forceinline__
+#define __forceinline__ inline
 
 // The runtime has one device, and no errors.
 extern "C" {
@@ -38,11 +41,19 @@ namespace on_cpu {
 
 inline int block_threads = 512;
 
-struct Warp {
+struct Exchange {
   uint32_t word[32][6];
   float sum[32][4];
+};
+struct Warp {
+  // One for even rounds and one for odd ones: lanes read it while others write that of the next round.
+  Exchange exchanges[2];
   int here = 0;
   uint64_t round = 0;
+
+  Exchange& exchange() {
+    return exchanges[round % 2];
+  }
 };
 struct Block {
   std::vector<uint8_t> memory;
@@ -97,12 +108,16 @@ void meet_lanes(Last last) {
 }
 
 // All lanes see what all lanes give.
+inline Exchange& exchange(uint32_t value) {
+  Exchange& given = warp().exchange();
+  given.word[now->number % 32][0] = value;
+  meet_lanes([] {});
+  return given;
+}
 inline std::array<uint32_t, 32> exchanged(uint32_t value) {
-  warp().word[now->number % 32][0] = value;
-  meet_lanes([] {});
+  const Exchange& given = exchange(value);
   std::array<uint32_t, 32> all;
-  for (int lane = 0; lane < 32; ++lane) all[lane] = warp().word[lane][0];
-  meet_lanes([] {});
+  for (int lane = 0; lane < 32; ++lane) all[lane] = given.word[lane][0];
   return all;
 }
 template <typename To, typename From>
@@ -113,24 +128,38 @@ To bits(From from) {
 }
 
 inline void count(Count& count, uint32_t address, uint32_t bytes) {
-  const std::array<uint32_t, 32> all = exchanged(address);
+  const Exchange& given = exchange(address);
   if (now->number % 32 != 0) return;
   const int together = bytes == 16 ? 8 : bytes == 8 ? 16 : 32;
   for (int first = 0; first < 32; first += together) {
-    std::set<uint32_t> words[32];
+    uint32_t words[32][32], sizes[32] = {}, most = 0;  // those that differ, of each bank
     for (int lane = first; lane < first + together; ++lane) {
-      for (uint32_t at = 0; at < bytes; at += 4) words[(all[lane] + at) / 4 % 32].insert((all[lane] + at) / 4);
+      for (uint32_t at = 0; at < bytes; at += 4) {
+        const uint32_t word = (given.word[lane][0] + at) / 4;
+        uint32_t *const bank = words[word % 32], &size = sizes[word % 32];
+        if (std::find(bank, bank + size, word) == bank + size) bank[size++] = word;
+        most = std::max(most, size);
+      }
     }
-    size_t most = 0;
-    for (const auto& bank : words) most = std::max(most, bank.size());
     ++count.accesses, count.conflicts += int64_t(most) - 1;
   }
 }
 
 inline void enter() {
-  body();
-  now->done = true, ++events;
-  leave();
+  for (;;) {  // once for each launch that takes the thread
+    body();
+    now->done = true, ++events;
+    leave();
+  }
+}
+inline std::vector<std::unique_ptr<Thread>> idle;  // threads of earlier launches: to make one takes system calls
+constexpr size_t kIdle = 1024;
+inline std::unique_ptr<Thread> take_thread() {
+  if (idle.empty()) return std::make_unique<Thread>();
+  std::unique_ptr<Thread> thread = std::move(idle.back());
+  idle.pop_back();
+  thread->done = false;
+  return thread;
 }
 
 // Blocks first .. first + count - 1, together.
@@ -142,7 +171,7 @@ inline void run_together(uint32_t first, uint32_t count, uint32_t shared_bytes) 
     Block& block = *running.back();
     block.memory.assign(shared_bytes, 0xff), block.number = number;
     for (uint32_t i = 0; i < block_threads; ++i) {
-      threads.push_back(std::make_unique<Thread>());
+      threads.push_back(take_thread());
       Thread& thread = *threads.back();
       thread.block = &block, thread.number = i;
     }
@@ -158,6 +187,9 @@ inline void run_together(uint32_t first, uint32_t count, uint32_t shared_bytes) 
       now->coroutine.enter();
     }
     if (live && events == before) __builtin_trap();  // they wait for each other
+  }
+  for (auto& thread : threads) {
+    if (idle.size() < kIdle) idle.push_back(std::move(thread));
   }
 }
 
@@ -190,11 +222,19 @@ inline void __threadfence() {
 }
 template <typename T>
 T __shfl_sync(unsigned, T value, int lane) {
-  return on_cpu::bits<T>(on_cpu::exchanged(on_cpu::bits<uint32_t>(value))[lane]);
+  return on_cpu::bits<T>(on_cpu::exchange(on_cpu::bits<uint32_t>(value)).word[lane][0]);
 }
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, uint32_t lanes) {
   return __shfl_sync(mask, value, int(on_cpu::now->number % 32 ^ lanes));
+}
+inline uint32_t __ballot_sync(unsigned mask, bool vote) {
+  uint32_t votes = 0;
+  for (int lane = 0; lane < 32; ++lane) votes |= uint32_t(__shfl_sync(mask, int(vote), lane)) << lane;
+  return votes;
+}
+inline int __popc(uint32_t bits) {
+  return __builtin_popcount(bits);
 }
 inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
   const std::array<uint32_t, 32> all = on_cpu::exchanged(value);
@@ -228,6 +268,9 @@ inline int atomicAdd(int* to, int value) {
 }
 inline int __float_as_int(float value) {
   return on_cpu::bits<int>(value);
+}
+inline uint32_t __float_as_uint(float value) {
+  return on_cpu::bits<uint32_t>(value);
 }
 inline float __int_as_float(int bits) {
   return on_cpu::bits<float>(bits);
@@ -276,14 +319,14 @@ inline uint32_t pack(float low, float high, __nv_bfloat16) {
 // m16n8k16 by the PTX manual's layout.
 template <typename T>
 void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
-  on_cpu::Warp& warp = on_cpu::warp();
+  on_cpu::Exchange& given = on_cpu::warp().exchange();
   const uint32_t me = threadIdx.x % 32, words[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  std::copy(words, words + 6, warp.word[me]);
-  std::copy(c, c + 4, warp.sum[me]);
-  on_cpu::meet_lanes([&warp] {
+  std::copy(words, words + 6, given.word[me]);
+  std::copy(c, c + 4, given.sum[me]);
+  on_cpu::meet_lanes([&given] {
     float left[16][16], right[16][8];
-    const auto value = [&warp](int lane, int word, int upper) {
-      return float(on_cpu::bits<T>(uint16_t(warp.word[lane][word] >> (16 * upper))));
+    const auto value = [&given](int lane, int word, int upper) {
+      return float(on_cpu::bits<T>(uint16_t(given.word[lane][word] >> (16 * upper))));
     };
     for (int i = 0; i < 64; ++i) {
       const int lane = i / 2, g = lane / 4, t = 2 * (lane % 4) + i % 2;
@@ -293,13 +336,12 @@ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
     }
     for (int i = 0; i < 128; ++i) {
       const int lane = i / 4, row = lane / 4 + i % 4 / 2 * 8, column = lane % 4 * 2 + i % 2;
-      double sum = warp.sum[lane][i % 4];
+      double sum = given.sum[lane][i % 4];
       for (int k = 0; k < 16; ++k) sum += double(left[row][k]) * right[k][column];
-      warp.sum[lane][i % 4] = float(sum);
+      given.sum[lane][i % 4] = float(sum);
     }
   });
-  std::copy(warp.sum[me], warp.sum[me] + 4, c);
-  on_cpu::meet_lanes([] {});
+  std::copy(given.sum[me], given.sum[me] + 4, c);
 }
 
 inline uint8_t* shared_memory() {

@@ -19,7 +19,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-WITH_IMAGES = ("mistral3", "muse_glimmer")  # transformers has no class for their text alone
+# Wrappers of which transformers has no class for their text alone.
+WITH_IMAGES = ("gemma4", "gemma4_unified", "mistral3", "muse_glimmer", "qwen3_vl")
 
 # All sizes differ from each other; every Linear has a multiple of 64 columns, so that NF4 applies.
 TINY: dict[str, Any] = {
@@ -48,6 +49,11 @@ HYBRID: dict[str, Any] = {  # three value heads share a key head, and a quarter 
 EXTRA: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32, "sliding_window": 16},
     "gemma3_text": {"query_pre_attn_scalar": 32, "sliding_window": 16},
+    "gemma4_text": {
+        "global_head_dim": 48, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"], "hidden_size_per_layer_input": 0,
+        "tie_word_embeddings": True,
+    },
     "gpt_oss": {
         "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16, "initializer_range": 0.1,
         "rope_parameters": {
@@ -55,8 +61,45 @@ EXTRA: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16, "truncate": False,
         },
     },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"], "num_experts": 5, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 64, "num_dense_layers": 1, "initializer_range": 0.1,
+    },
     "mistral": {"sliding_window": None},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.1},
+    "exaone4": {"sliding_window": 16, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    "granite": {
+        "embedding_multiplier": 12.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 0.3,
+    },
+    "olmo3": {
+        "sliding_window": 16, "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 500_000.0, "factor": 4.0,
+                               "original_max_position_embeddings": 128},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0}},
+    },
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "mamba_n_heads": 8,
+        "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 16, "shared_intermediate_size": 192,
+        "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 64, "initializer_range": 0.1,
+        "attention_multiplier": 0.3, "embedding_multiplier": 6.0, "residual_multiplier": 0.4, "logits_scaling": 2.0,
+    },
+    "cohere2_moe": {
+        "sliding_window": 16, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 256, "num_experts": 5,
+        "num_experts_per_tok": 3, "num_shared_experts": 2, "logit_scale": 0.5, "initializer_range": 0.1,
+    },
+    "laguna": {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 16,
+        "num_attention_heads_per_layer": [4, 6, 6], "num_experts": 5, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 192, "moe_routed_scaling_factor": 2.5,
+        "initializer_range": 0.1,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16, "time_step_min": 1e-30,
+        "n_routed_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "routed_scaling_factor": 1.5,
+        "moe_shared_expert_intermediate_size": 192, "initializer_range": 0.1,
+    },
     "phi3": {"head_dim": None, "sliding_window": None},
     "qwen3_5_text": {**HYBRID, "initializer_range": 0.1},
     "qwen3_5_moe_text": {
@@ -95,6 +138,9 @@ def make_model(model_type: str = "llama", *, seed: int = 0, **overrides: Any) ->
                 parameter -= 2
             if parameter.dim() == 1:  # norms and biases start as ones and zeros, which would hide a mistake
                 parameter += 0.1 * torch.randn_like(parameter)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer += 0.1 * torch.randn_like(buffer)
     return model.eval()
 
 

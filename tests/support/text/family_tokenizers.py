@@ -12,7 +12,7 @@ from localq.text.tokenizer import Tokenizer
 from tests.support.text import tiny_tokenizers
 from tests.support.text.chat_templates import ENDS, MARKS, family, source
 
-SENTENCEPIECE = ("llama-2", "mistral", "gemma", "phi-3")
+SENTENCEPIECE = ("llama-2", "mistral", "gemma-4", "gemma", "phi-3")
 trained = functools.cache(lambda kind: getattr(tiny_tokenizers, kind)().to_str())
 
 
@@ -24,7 +24,7 @@ def family_backend(name: str) -> Backend:
     rstrip = known == "phi-3"  # its tokens take the white space behind them along
     backend.add_special_tokens([AddedToken(text, normalized=False, rstrip=rstrip) for text in texts])
     bos = ENDS[known][0]
-    if bos and known in ("llama", "llama-2", "mistral", "gemma", "deepseek"):
+    if bos and known in ("llama", "llama-2", "mistral", "gemma-4", "gemma", "deepseek"):
         ends = [(bos, backend.token_to_id(bos))]
         backend.post_processor = TemplateProcessing(single=[bos, "$A"], special_tokens=ends)
     return backend

@@ -13,12 +13,14 @@ from textual.pilot import Pilot
 
 from localq import gpus
 from localq.planner import offers
+from localq.planner.ram import Ram
 from localq.settings import Settings
+from localq.tui.models import picker_plans
 from localq.tui.models.picker import PickerScreen
 from localq.tui.models.picker_table import ModelTable
 from tests.support.files import hub_server
 from tests.support.files.fake_hub import FakeHub
-from tests.support.tui.tui_pilot import drive, until
+from tests.support.tui.tui_pilot import drive, laid_out, until
 
 MIB = 2**20
 SETTINGS = Settings()
@@ -45,8 +47,9 @@ Script = Callable[[Pilot[Any], Host], Awaitable[None]]
 
 @contextlib.contextmanager
 def few_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """No GPU, an empty cache, a hub; the catalogue has `FEW`: drawing all of them is what takes time."""
+    """No GPU, 32 GiB of free RAM, an empty cache, a hub; the catalogue has `FEW`: drawing all of them takes time."""
     monkeypatch.setattr(gpus, "probe", gpus.NvmlReport)
+    monkeypatch.setattr(picker_plans, "free_ram", lambda dtype: Ram(32 * 2**30, "float32"))
     monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
     few = [each for each in offers.of_catalogue() if each.model in FEW]
     monkeypatch.setattr(offers, "of_catalogue", lambda: few)
@@ -60,7 +63,7 @@ def picked(script: Script, size: tuple[int, int] = (120, 30), settings: Settings
 
     async def run(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: host.picker._rows and "..." not in host.picker._rows[0].verdict, "plans")
-        await pilot.pause()
+        await laid_out(pilot)
         await script(pilot, host)
 
     drive(host, run, size=size)

@@ -96,6 +96,14 @@ async def until(pilot: Pilot[Any], condition: Callable[[], object], what: str = 
         await pilot.pause(0.01)
 
 
+async def laid_out(pilot: Pilot[Any]) -> None:
+    """Wait until the layout is that of what the widgets hold now: a click before that may meet the line beside."""
+    done = asyncio.Event()
+    pilot.app.screen.call_after_refresh(done.set)
+    await until(pilot, done.is_set, "layout")
+    await pilot.pause()
+
+
 def screen_text(app: App[Any]) -> str:
     """What the screen shows, line by line."""
     strips = app.screen._compositor.render_strips()

@@ -54,6 +54,7 @@ class Step:
     ids: tuple[int, ...]
     stats: Stats
     reason: str | None = None
+    logprobs: tuple[object, ...] = ()
 
 
 def answer(text: str, spoiled: bool = False) -> str:

@@ -35,8 +35,22 @@ class InProcessClient:
                 yield Tokens(request.id, list(step.ids), step.stats) if step.ids else Progress(request.id, step.stats)
 
 
-def session_over(path: Path, ctx: int = 512, checkpoint_bytes: int | None = None) -> ChatSession:
-    """A chat with the model at `path`, on the CPU."""
-    options = LoadOptions("model", device="cpu", dtype="float32", ctx=ctx, checkpoint_bytes=checkpoint_bytes)
+def session_over(
+    path: Path,
+    ctx: int = 512,
+    checkpoint_bytes: int | None = None,
+    draft_tokens: int = 0,
+    draft: Path | None = None,
+    mtp: str = "",
+) -> ChatSession:
+    """A chat with the model at `path`, on the CPU. draft_tokens: of a draft that a step can verify, at most; draft: a
+    draft model; mtp: as of `LoadOptions`."""
+    options = LoadOptions(
+        "model", device="cpu", dtype="float32", ctx=ctx, checkpoint_bytes=checkpoint_bytes, draft_tokens=draft_tokens,
+        draft_path="" if draft is None else str(draft), mtp=mtp,
+    )  # fmt: skip
     request = Load(str(path), options)
-    return ChatSession(InProcessClient(), request, Tokenizer.load(open_model(path)))
+    session = ChatSession(InProcessClient(), request, Tokenizer.load(open_model(path)))
+    if draft is not None:
+        session.draft = "draft"
+    return session

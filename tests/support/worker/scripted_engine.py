@@ -34,6 +34,7 @@ class Step:
     ids: tuple[int, ...]
     stats: Stats
     reason: str | None = None
+    logprobs: tuple[object, ...] = ()
 
 
 def print_a_lot() -> None:
@@ -100,7 +101,7 @@ class ScriptedBackend:
 
     def restore_cache(self, request: RestoreCache) -> CacheRestored:
         if request.path == "missing":
-            raise LocalqError("snapshot not used", "it cannot be read", "", ExitCode.DISK)
+            raise LocalqError("snapshot not used", "the file cannot be read", "", ExitCode.DISK)
         time.sleep(60 if request.path == "stuck" else 0)
         return CacheRestored(len(request.path))
 

@@ -46,6 +46,15 @@ def test_all_of_it_where_there_is_room():
     assert len(shown) == 100
 
 
+def test_with_drafts_the_tokens_of_a_step_are_told():
+    drafted = Stats(
+        **{**ANSWERING.to_dict(), "decode_steps": 16, "drafted": {"lookup": 40}, "accepted": {"lookup": 16}}
+    )
+    shown = line(Status(stats=drafted, model="llama-3.1-8b"), 110).plain
+    assert "64.0 tok/s │ 2.0 tokens per step │ first token 0.25 s" in shown
+    assert "per step" not in line(FULL, 110).plain
+
+
 def test_a_full_context_is_shown_by_colour():
     def styles(used: int) -> str:
         return repr(line(Status(stats=Stats("decode", context_used=used, context_size=1000)), 80).spans)

@@ -204,3 +204,21 @@ def test_no_width_is_too_small(width):
     facts = facts_of()
     facts.add(reply(300))
     assert all(len(row) <= width for row in drawn(facts, width))
+
+
+def test_drafts_have_a_gauge_of_their_own_and_the_limit_is_that_of_steps():
+    facts = facts_of()
+    plain = replace(reply(81), phase="done")
+    facts.add(plain)
+    facts.end()
+    before = drawn(facts)
+    assert not any("drafts" in each for each in before)
+    drafted = replace(plain, generated_tokens=161, decode_steps=80, drafted={"lookup": 100}, accepted={"lookup": 80})
+    facts = facts_of()
+    facts.add(drafted)
+    facts.end()
+    lines = drawn(facts)
+    assert any(each.startswith("drafts") and "80% accepted, 2.0 per step" in each for each in lines)
+    shares = [next(each for each in found if each.startswith("limit")).split(" of ")[0] for found in (before, lines)]
+    assert shares[0] == shares[1]  # twice the tokens in as many steps
+    assert not any("drafts" in each for each in drawn(facts, compact=True))

@@ -21,7 +21,7 @@ from tests.support.tui.opening_host import Host
 from tests.support.tui.picker_host import few_models
 from tests.support.tui.tui_pilot import drive, screen_text, until
 
-WHY = "There are no models on this machine yet. The best for this CPU is smollm3-3b (bf16)."
+WHY = "There are no models on this machine yet. The best model for this CPU is smollm3-3b (bf16)."
 
 
 @pytest.fixture(autouse=True)

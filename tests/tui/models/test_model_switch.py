@@ -52,7 +52,7 @@ def opened(monkeypatch):
         client = Client([f"{name} says"], [f"{name} again"])
         client.wanted = wanted
         session = ChatSession(client, Load("path", LoadOptions(name)), CharTokenizer())
-        session.system, session.record.model = settings.system, name
+        session.system, session.record.model, session.draft = settings.system, name, settings.draft
         sessions[name] = session
         yield OpenSession(session, client)
         client.close()
@@ -89,6 +89,21 @@ def test_what_cannot_be_opened_is_said_and_another_can_be_chosen(opened):
         await say(pilot, "hello")
         assert "small says" in screen_text(app)
         assert app.error is None
+
+    drive(app, script)
+
+
+def test_a_draft_model_is_opened_beside_the_model(opened):
+    app = LocalqApp(Settings(model="one"))
+
+    async def script(pilot):
+        await until(pilot, lambda: app.chat.is_mounted and app.chat.conversation.model is not None)
+        first = opened["one"]
+        app.chat.conversation.start(lambda: SwitchModel("one", draft="small-1b"))  # as `/set draft small-1b` does
+        await until(pilot, lambda: opened["one"] is not first and app.model.session is opened["one"])
+        await until(pilot, lambda: app.screen is app.chat and app.chat.conversation.model is app.model)
+        assert first.client.closed
+        assert opened["one"].draft == "small-1b"
 
     drive(app, script)
 

@@ -137,7 +137,7 @@ def test_a_gated_model_says_what_to_do_and_the_same_screen_tries_again(server, s
 @pytest.mark.parametrize(
     ("name", "settings", "code", "step"),
     [
-        (REPO, Settings(offline=True), ExitCode.NETWORK, "Run it once without --offline"),
+        (REPO, Settings(offline=True), ExitCode.NETWORK, "Run the command once without --offline"),
         ("llama-3.3-70b@nf4", Settings(vram="8"), ExitCode.DOES_NOT_FIT, "with a larger --vram"),
         (REPO, SETTINGS, ExitCode.DISK, "Free"),
     ],

@@ -141,7 +141,7 @@ def test_a_file_is_taken_and_a_name_that_nothing_has_is_refused(server, tmp_path
     async def script(pilot: Pilot[Any], host: Host) -> None:
         host.picker.query_one(Input).value = "no-such-model"
         await pilot.pause()
-        assert "Enter: open" in screen_text(host)
+        assert "Press Enter to open" in screen_text(host)
         await pilot.press("enter")
         assert "no-such-model" in screen_text(host)
         assert host.results == []
@@ -178,7 +178,7 @@ def test_what_is_too_large_is_opened_against_the_plan_after_a_question(server, b
 def test_what_fits_is_not_forced(server):
     async def script(pilot: Pilot[Any], host: Host) -> None:
         await pilot.press(*"smollm2", "down", "f")
-        await until(pilot, lambda: "smollm2-135m: fits." in screen_text(host))
+        await until(pilot, lambda: "smollm2-135m: fits)" in screen_text(host))
         assert host.screen is host.picker
         await pilot.press("enter")
 

@@ -27,7 +27,7 @@ def test_what_stands_still_is_said_to():
     lines.update(Fetching("f", 2 * MB, 9 * MB), 1.0)
     assert "left" in lines.lines(3.5).detail
     told = lines.lines(8.0).detail
-    assert told == "2.0 MB of 9.0 MB, stalled for 7 s (retry at 30 s)"
+    assert told == "2.0 MB of 9.0 MB, stalled for 7 s (will retry after 30 s)"
     lines.update(Fetching("f", 3 * MB, 9 * MB), 9.0)
     assert "kB/s" in lines.lines(9.0).detail
 

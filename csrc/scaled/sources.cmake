@@ -1,0 +1,4 @@
+set(HOST)
+set(LONG gemv.cu)
+set(SHORT dequantize.cu)
+set(BINDINGS bind.cpp)
