@@ -168,12 +168,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
     if plan.draft is not None and not plan.draft.is_block:
         rows += [("draft model", _draft(report, plan.draft))]
     elif offer.arch.mtp and report.settings.takes_mtp:
-        used = (
-            f"not used: {footprint.NO_MTP_ON_GPU}"
-            if plan.draft is None
-            else "used for drafting; to turn it off, use --draft lookup"
-        )
-        rows += [("MTP block", used)]
+        rows += [("MTP block", "used for drafting; to turn it off, use --draft lookup")]
     rows += [("uses", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
     if report.unsupported:
         rows += [("runs", f"no: {report.unsupported}")]

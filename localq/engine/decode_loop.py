@@ -13,24 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from localq.drafts import rows_for
-from localq.engine.cache import KVCache
 from localq.engine.cached_text import CachedText
 from localq.engine.constraint import Constraint, masks_along
 from localq.engine.draft.drafter import Draft, Drafter
 from localq.engine.load.load import LoadedModel
 from localq.engine.reply import ReplyStats
 from localq.engine.step.steps import Steps
-from localq.planner import footprint
 from localq.stats import Stats, TokenLogprob
 
 Recompute = Callable[[ReplyStats, int], Iterator[Stats]]
-
-
-def why_no_drafts(cache: KVCache) -> str:
-    """Why a step over `cache` cannot verify a draft; empty where it can."""
-    if cache.states and cache.is_cuda and not footprint.REPLAYS_ON_GPU:
-        return "models with recurrent layers can verify drafts only on the CPU"
-    return ""
 
 
 class DecodeLoop:

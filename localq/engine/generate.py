@@ -21,7 +21,7 @@ from localq.drafts import MOST, rows_for
 from localq.engine import profile, snapshot
 from localq.engine.cached_text import CachedText
 from localq.engine.constraint import Constraint
-from localq.engine.decode_loop import DecodeLoop, why_no_drafts
+from localq.engine.decode_loop import DecodeLoop
 from localq.engine.draft.drafter import Drafter
 from localq.engine.draft.head import open_draft_model
 from localq.engine.load.load import LoadedModel, free_memory, out_of_memory
@@ -53,15 +53,15 @@ class Engine:
 
         chunk: tokens of a prefill pass, at most those that the cache has room for.
         use_graphs False: the launches of the graphs one by one, with the same results bit for bit.
-        draft_tokens: of a draft that a step can verify, at most; 0 where the model has `no_drafts`, and no more than
+        draft_tokens: of a draft that a step can verify, at most; 0 where kernels take one row only, and no more than
         its cache keeps the inputs of. draft: a model that drafts (`engine.load.draft`).
         """
         self.model = model
         on_cuda = model.device.type == "cuda"
         self.chunk = min(chunk or footprint.prefill_chunk(on_cuda), model.cache.longest_pass)
-        self.no_drafts = why_no_drafts(model.cache)  # a reason; empty where drafts can be verified
+        self.no_drafts = ""  # why, where the kernels cannot verify drafts
         most = model.cache.rows - 1 if model.cache.states else MOST
-        self.draft_tokens = 0 if self.no_drafts else min(draft_tokens, most)
+        self.draft_tokens = min(draft_tokens, most)
         self._steps = Steps(model, rows_for(1 + self.draft_tokens))
         self._text = CachedText(model.cache, model.checkpoint_bytes, self._steps.replay)
         self._loop: DecodeLoop | None = None  # of the last reply

@@ -32,9 +32,6 @@ LAUNCH_BYTES = 8192  # per kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill processes the prompt in chunks of this size
 CPU_CHUNK = 128  # the same on the CPU: 0.16 s for SmolLM2-135M on two cores, so that Cancel reacts; 256 is 10 % faster
 SLIDES_ON_GPU = True  # whether windows slide there: where not, their layers keep every position
-REPLAYS_ON_GPU = False  # whether steps with drafts go through recurrent layers there: their kernel has not run on one
-MTP_ON_GPU = False  # whether MTP blocks draft there: their steps have not run on one
-NO_MTP_ON_GPU = "MTP drafting is supported only on the CPU so far"
 INPUT_ROWS = 128  # tokens whose inputs of layers are computed at a time (`models.gemma4`)
 SPARE_BYTES = 32 * MIB  # unused parts of the allocator's blocks of 20 and 2 MiB
 # Without fused attention (soft cap): scores of a block of queries, and copies, in 16 bit.

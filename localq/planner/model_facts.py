@@ -22,7 +22,7 @@ from localq.files.model_folder import ModelFiles, open_model
 from localq.files.model_types import MODEL_TYPES
 from localq.files.safetensors_headers import read_header, shard_paths, unread_tensors
 from localq.files.stored_format import format_of_config, scheme_of
-from localq.planner import choose, footprint, room
+from localq.planner import choose, room
 from localq.planner import plan as memory_plan
 from localq.planner.speed import local_measurements
 from localq.sanitize import sanitize
@@ -217,10 +217,6 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
     return [sanitize(f"memory {where}: {form}"), *parts]
 
 
-def _on_gpu() -> str:
-    return "" if footprint.MTP_ON_GPU else f"; {footprint.NO_MTP_ON_GPU}"
-
-
 def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
     heads = f"{arch['heads']} heads of {arch['head_dim']}, {arch['kv_heads']} KV heads"
     if arch["global_head_dim"] or arch["global_kv_heads"]:
@@ -245,7 +241,7 @@ def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
         ["sizes", f"hidden {arch['hidden']:,}, MLP {width:,}, vocabulary {arch['vocab']:,}"],
         ["attention", heads + window + _recurrent(arch)],
         ["context", f"{arch['max_context']:,} tokens, {kept}"],
-        *([["MTP block", f"drafts tokens (--draft auto or mtp){_on_gpu()}"]] if arch["mtp"] else []),
+        *([["MTP block", "drafts tokens (--draft auto or mtp)"]] if arch["mtp"] else []),
     ]
 
 

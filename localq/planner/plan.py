@@ -148,8 +148,6 @@ def assess(
         weights = budget_bytes.weights or itemsize * (arch.linear_parameters + arch.other_parameters)
         draft = None if wishes.draft is None else wishes.draft.on_cpu(itemsize)
         wishes = replace(wishes, embed="device", draft=draft)  # there both places are RAM
-    elif isinstance(budget_bytes, int):
-        wishes = _on_gpu(wishes, arch)
     open_wishes = wishes if ctx is None else replace(wishes, ctx=None)
     chunk = footprint.window_chunk(isinstance(budget_bytes, int))
     tried = costs.of_placements(arch, format, scheme, weights, open_wishes, itemsize, chunk)
@@ -186,14 +184,6 @@ def _with_block(wishes: Wishes, arch: Architecture, format: str, scheme: str) ->
     if not wishes.mtp or wishes.draft is not None or not arch.mtp:
         return wishes
     return replace(wishes, draft=DraftShape.of_block(arch, format, scheme))
-
-
-def _on_gpu(wishes: Wishes, arch: Architecture) -> Wishes:
-    """The wishes without drafts that are not made on a GPU."""
-    if arch.recurrent_layers and not footprint.REPLAYS_ON_GPU:
-        wishes = replace(wishes, draft_tokens=0)
-    is_block = wishes.draft is not None and wishes.draft.is_block
-    return replace(wishes, draft=None) if is_block and not footprint.MTP_ON_GPU else wishes
 
 
 def plan(

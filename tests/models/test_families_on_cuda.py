@@ -21,13 +21,14 @@ def logits_by_graph(model, ids):
     first, second = PREFILL
     prompt = first + second
     every = torch.arange(TOKENS, device="cuda")
-    rows = [model(ids[:first], every[:first], cache, first, last_only=False)]
-    rows.append(model(ids[first:prompt], every[first:prompt], cache, 32, last_only=False))
-    token, position = ids[prompt : prompt + 1].clone(), every[prompt : prompt + 1].clone()
+    token, position = ids[:1].clone(), every[:1].clone()
     model(token, position, cache, CONTEXT)  # libraries allocate their workspaces before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         logits = model(token, position, cache, CONTEXT)
+    cache.clear()  # that pass has advanced recurrent states
+    rows = [model(ids[:first], every[:first], cache, first, last_only=False)]
+    rows.append(model(ids[first:prompt], every[first:prompt], cache, 32, last_only=False))
     for step in range(prompt, TOKENS):
         token.copy_(ids[step : step + 1])
         position.copy_(every[step : step + 1])

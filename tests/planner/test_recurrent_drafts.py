@@ -8,7 +8,7 @@ import torch
 from localq.engine.cache import KVCache
 from localq.files import catalog
 from localq.files.architecture import Architecture
-from localq.planner import footprint, plan
+from localq.planner import plan
 from localq.planner.placement import Wishes
 
 ROWS = {0: 1, 1: 2, 3: 4, 7: 8}
@@ -21,7 +21,7 @@ def shape(name: str) -> Architecture:
 
 def components(name: str, budget: int | None, drafted: int) -> dict[str, int]:
     made = plan.assess(shape(name), "nf4", budget, wishes=Wishes(4096, draft_tokens=drafted))
-    assert made.rows == (1 if budget and not footprint.REPLAYS_ON_GPU else ROWS[drafted])
+    assert made.rows == ROWS[drafted]
     return made.ledger.components
 
 
@@ -35,11 +35,8 @@ def test_the_cpu_counts_what_the_cache_allocates(name, drafted):
     assert components(name, None, drafted)["kv_cache"] - components(name, None, 0)["kv_cache"] == more < 2**23
 
 
-def test_a_gpu_counts_drafts_only_where_it_verifies_them(monkeypatch):
+def test_a_gpu_counts_drafts_their_buffers_and_graphs():
     plain, drafting = (components("qwen3.5-9b", GPU, drafted) for drafted in (0, 7))
-    assert drafting == plain
-    monkeypatch.setattr(footprint, "REPLAYS_ON_GPU", True)
-    drafting = components("qwen3.5-9b", GPU, 7)
     arch = shape("qwen3.5-9b")
     kept = 7 * (2 * arch.delta_channels + 8 * arch.delta_value_heads) * arch.recurrent_layers
     assert drafting["kv_cache"] - plain["kv_cache"] == kept

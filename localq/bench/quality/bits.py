@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -17,6 +18,7 @@ from localq.models import architecture
 from localq.planner.placement import STORED
 
 UNQUANTIZED = 16.0
+AS_STORED = partial(open_checkpoint, packed=True)
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,8 @@ def dense_bytes(files: ModelFiles) -> int:
     return sum(2 * each.numel() for each in model.parameters())
 
 
-def size_of(
-    files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint
-) -> ModelBits:
-    """Count the weights of a model.
+def size_of(files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], Checkpoint] = AS_STORED) -> ModelBits:
+    """Count the weights of a model as its files store them, which is how a GPU holds them.
 
     head    "8" or "nf4" where the head is quantized at load time, as in `placement.Placement`
     opened  returns the weights of `files`, or random ones

@@ -90,7 +90,7 @@ def fit(
 ) -> None:
     """List the models that fit on a GPU, with context and speed."""
     from localq.planner import card as planner_card  # start-up cost: the other verbs skip the planner
-    from localq.planner import draft_models, fit_rows, footprint, placement
+    from localq.planner import draft_models, fit_rows, placement
 
     settings = options.load_settings(
         kv=kv, embed=embed, head=head, draft=draft, reserve=reserve, desktop=desktop, offline=offline
@@ -114,8 +114,6 @@ def fit(
         print_json(_as_json(rows, looked, ctx, with_ledger=model is not None))
     elif model:
         _print_ledgers(rows, looked)
-        if settings.takes_mtp and not footprint.MTP_ON_GPU and any(row.offer.arch.mtp for row in rows):
-            note(f"multi-token prediction: {footprint.NO_MTP_ON_GPU}")
     else:
         with page_output():
             _print_table(rows if everything else fit_rows.best_of_families(rows), looked)

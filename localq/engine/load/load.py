@@ -161,8 +161,6 @@ def _block_shape(
 ) -> tuple[DraftShape | None, str]:
     """The MTP block of `files` to plan for; or None, and why. Raises LocalqError (exit 2) where it must draft."""
     on_gpu, name = device.type == "cuda", options.name or files.name
-    if on_gpu and not footprint.MTP_ON_GPU:
-        return None, footprint.NO_MTP_ON_GPU
     with open_checkpoint(files, packed=on_gpu, part="mtp") as checkpoint:
         try:
             assigned = assign_block(files, checkpoint, name, dtype, packed=on_gpu)

@@ -36,7 +36,6 @@ from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampl
 from localq.kernels.dense import DenseOperand
 from localq.kernels.gemv import Norm
 from localq.kv_bits import K8V4, KV_BITS
-from localq.planner import footprint
 from localq.sampling import Sampling
 
 
@@ -191,8 +190,6 @@ def _adjust(device: torch.device) -> None:
 
 # Kernel -> its check; a check that fails raises `Mismatch`. `kv_write` and `kv_read` are tested with attention, which
 # reads what they stored.
-# Kernels that no load launches yet, nor does its self-test.
-UNUSED: dict[str, Callable[[torch.device], None]] = {"delta_verify": _delta_verify}
 CHECKS: dict[str, Callable[[torch.device], None]] = {
     **formats.CHECKS,
     "dense_gemv": _dense_gemv,
@@ -211,7 +208,7 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "hadamard": _hadamard,
     "attention_decode": _attention_decode,
     "delta_decode": _delta_decode,
-    **(UNUSED if footprint.REPLAYS_ON_GPU else {}),
+    "delta_verify": _delta_verify,
     "delta_prefill": _delta_prefill,
     "vq_search": _vq_search,
     "vq_adjoint": searches.check_adjoint,

@@ -167,7 +167,7 @@ def test_the_real_model_on_the_text_that_comes_along():
     )
     assert 8 < found["perplexity"] < 40
     assert math.isfinite(found["perplexity_llamacpp"])
-    assert (found["format"], found["bits_per_weight"]) == ("gguf", 16.0)
+    assert (found["format"], found["bits_per_weight"]) == ("gguf", 5.0)
     ids = Tokenizer.load(files).encode(DEFAULT_TEXT.read_text(), special=True)
     assert len(ids) // 2048 == 12  # as the figures in README are stated
 

@@ -16,7 +16,7 @@ from localq.engine.step.graph import CapturedPass
 from localq.engine.step.rows import StepBuffers
 from localq.engine.step.state import SKIPPED, StepState
 from localq.files.model_folder import open_model
-from localq.planner import draft_cost, footprint
+from localq.planner import draft_cost
 from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from localq.text.tokenizer import Tokenizer
@@ -185,9 +185,7 @@ def test_a_draft_model_with_the_same_weights_is_right_but_for_near_ties(graphs):
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "launches"])
-def test_an_mtp_block_drafts_as_on_the_cpu_where_it_is_switched_on(graphs, tmp_path, monkeypatch):
-    monkeypatch.setattr(footprint, "REPLAYS_ON_GPU", True)
-    monkeypatch.setattr(footprint, "MTP_ON_GPU", True)
+def test_an_mtp_block_drafts_as_on_the_cpu(graphs, tmp_path):
     sizes = {"head_dim": 64, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     folder = save_mtp(tmp_path / "hybrid", "qwen3_5_text", **sizes)
     shares, prompt = [], prompt_of(40)

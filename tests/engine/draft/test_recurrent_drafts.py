@@ -8,14 +8,12 @@ from dataclasses import replace
 import pytest
 
 from localq.engine.cache import KVCache
-from localq.engine.decode_loop import why_no_drafts
 from localq.engine.draft.drafter import Draft
 from localq.engine.generate import Engine
 from localq.engine.load.load import LoadedModel, load
 from localq.engine.step.fused import FusedStep
 from localq.engine.step.rows import StepBuffers
 from localq.files.model_folder import open_model
-from localq.planner import footprint
 from localq.planner.load_options import LoadOptions
 from tests.support.engine import step_stand_ins
 from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of, steps_of
@@ -199,15 +197,6 @@ def test_drafts_are_no_longer_than_what_the_cache_keeps(models):
     for rows in (1, 2, 4):
         cache = KVCache(layout, ctx, models[0].dtype, "cpu", rows=rows)
         assert Engine(replace(models[0], cache=cache), draft_tokens=7).draft_tokens == rows - 1
-
-
-def test_a_gpu_decodes_such_models_without_drafts_until_its_kernel_has_run(models, monkeypatch):
-    cache = models[0].cache
-    assert why_no_drafts(cache) == ""
-    monkeypatch.setattr(KVCache, "is_cuda", True)
-    assert why_no_drafts(cache) == "models with recurrent layers can verify drafts only on the CPU"
-    monkeypatch.setattr(footprint, "REPLAYS_ON_GPU", True)
-    assert why_no_drafts(cache) == ""
 
 
 def test_the_step_that_replays_is_built_only_where_states_are(fused_models, monkeypatch):

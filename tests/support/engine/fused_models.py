@@ -23,6 +23,7 @@ from tests.support.models.tiny_cases import BY_NAME
 SHAPE = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 8, "num_hidden_layers": 3, "head_dim": 24}
 PHI3 = {**SHAPE, "hidden_size": 256, "head_dim": 32}  # it has no head_dim of its own
 DELTA = {"num_hidden_layers": 5, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+CONVOLVED = {"hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 8}
 LISTS = {"short_factor": [1.0 + 0.05 * i for i in range(12)], "long_factor": [1.0 + 0.4 * i for i in range(12)]}
 CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed besides
     "llama-biases": SHAPE,
@@ -32,6 +33,8 @@ CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed b
     "muse-glimmer-tied": SHAPE,
     "exaone4-turns": {**SHAPE, "num_hidden_layers": 5},
     "granite-eps": SHAPE,
+    "lfm2-conv": CONVOLVED,
+    "lfm2-moe": {**CONVOLVED, "moe_intermediate_size": 64},
     "olmo3-ropes": {**SHAPE, "num_hidden_layers": 4},
     "qwen2-upper-windows": SHAPE,
     "qwen3": SHAPE,
