@@ -19,6 +19,7 @@ from localq.files import catalog, format_facts
 from localq.gpus import Gpu, NvmlReport
 from localq.planner import open_cost, recommend
 from localq.planner.consent import ConsentError, OpenCost
+from localq.planner.ram import Ram
 from localq.settings import Settings
 from localq.tui.jobs.thread_messages import PostingWatcher
 from tests.support.files import cached_models, fake_hub
@@ -28,7 +29,7 @@ MIB = 2**20
 
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path, monkeypatch):
-    """The shipped catalogue, an empty disk of 1 TB, no GPU, and a network that nothing may use."""
+    """The shipped catalogue, an empty disk of 1 TB, 32 GiB of free RAM, no GPU, and a network that nothing may use."""
     for name in ("config", "data", "cache"):
         monkeypatch.setenv(f"LOCALQ_{name.upper()}", str(tmp_path / name))
     monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
@@ -38,6 +39,7 @@ def bare_machine(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "probe", NvmlReport)
     monkeypatch.setattr("localq.disk.free_bytes", lambda folder: 10**12)
+    monkeypatch.setattr("localq.planner.ram.free_ram", lambda dtype="auto": Ram(32 * 2**30, "float32"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from localq import gpus
-from localq.planner import offers
+from localq.planner import offers, ram
 from localq.planner.ram import Ram
 from localq.settings import Settings
 from localq.tui.models import picker_plans
@@ -49,7 +49,8 @@ Script = Callable[[Pilot[Any], Host], Awaitable[None]]
 def few_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """No GPU, 32 GiB of free RAM, an empty cache, a hub; the catalogue has `FEW`: drawing all of them takes time."""
     monkeypatch.setattr(gpus, "probe", gpus.NvmlReport)
-    monkeypatch.setattr(picker_plans, "free_ram", lambda dtype: Ram(32 * 2**30, "float32"))
+    for module in (ram, picker_plans):
+        monkeypatch.setattr(module, "free_ram", lambda dtype="auto": Ram(32 * 2**30, "float32"))
     monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
     few = [each for each in offers.of_catalogue() if each.model in FEW]
     monkeypatch.setattr(offers, "of_catalogue", lambda: few)
