@@ -37,8 +37,8 @@ class WeightGroup:
 
     def __str__(self) -> str:
         """For errors."""
-        size = "whole rows" if self.group == -1 else f"groups of {self.group}"
-        return f"{self.bits} bits in {size} {'without' if self.symmetric else 'with'} zero points"
+        size = "one group per row" if self.group == -1 else f"groups of {self.group}"
+        return f"{self.bits}-bit weights with {size} and {'no ' if self.symmetric else ''}zero points"
 
 
 def weight_groups(quantization: Mapping[str, Any]) -> list[WeightGroup]:

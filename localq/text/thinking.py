@@ -282,7 +282,7 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
     if think == "on" and always:
         return {}  # this model always thinks
     if levels or switch:
-        step = f"The minimum is --think {levels[0]}." if levels else "Limit it with --think-budget."
+        step = f"The minimum is --think {levels[0]}." if levels else "Limit thinking with --think-budget."
         raise usage_error("think off", "this model always thinks", step)
     raise usage_error(f"think {think}", "this model has no thinking mode", "Remove --think.")
 

@@ -53,7 +53,7 @@ def test_it_ends_with_where_localq_is_and_three_commands(tmp_path, monkeypatch):
         return run.stdout.strip().splitlines()
 
     lines = last()
-    assert lines[0] == f"localq is installed as {program}."
+    assert lines[0] == f"localq is installed at {program}."
     assert "make install" in lines[1]
     assert [line.split()[:2] for line in lines[3:]] == [[str(program), each] for each in ("fit", "chat", "doctor")]
     folder.mkdir()

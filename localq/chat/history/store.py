@@ -285,7 +285,7 @@ def _sqlite_error(path: Path, error: sqlite3.Error) -> LocalqError:
     kind = getattr(error, "sqlite_errorname", "") or ""
     if kind.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         why = f"still locked by another process after {BUSY_S:g} s"
-        return LocalqError(str(path), why, f"End that process. {_WITHOUT}")
+        return LocalqError(str(path), why, f"Wait for that process to finish, or stop it. {_WITHOUT}")
     if kind.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         step = f"Check free space and permissions. {_WITHOUT}"
         return LocalqError(str(path), f"cannot be written ({error})", step, ExitCode.DISK)

@@ -79,7 +79,7 @@ def _confirm(total: int) -> bool:
             "cannot ask for confirmation without a terminal",
             "Use --yes to skip the confirmation.",
         )
-    return typer.confirm(f"Remove all of these files ({human_bytes(total)})?", err=True)
+    return typer.confirm(f"Delete all of these files ({human_bytes(total)})?", err=True)
 
 
 def _fields(leftover: Leftover | UnusedFile | Scrap) -> dict[str, Any]:

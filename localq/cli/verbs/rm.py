@@ -56,5 +56,5 @@ def _confirm(models: list[LocalModel]) -> bool:
     for model in models:
         note(f"{model.name}  {model.format}  {human_bytes(bytes_freed(model))}  {', '.join(paths_of(model))}")
     total = human_bytes(sum(map(bytes_freed, models)))
-    which = "this" if len(models) == 1 else f"these {len(models)}"
-    return typer.confirm(f"Remove {which} ({total})?", err=True)
+    which = "this model" if len(models) == 1 else f"these {len(models)} models"
+    return typer.confirm(f"Delete {which} ({total})?", err=True)

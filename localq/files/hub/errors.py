@@ -25,6 +25,7 @@ SERVER_ERRORS = 500  # HTTP statuses from here on
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 DEFAULT_ENDPOINT = "https://huggingface.co"
 # The client's version decides which one; socksio is theirs for SOCKS proxies.
+UNREACHED = ("ConnectError", "ProxyError")  # of the HTTP library: there was no connection
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "socksio")
 
 
@@ -96,7 +97,8 @@ def _trouble(error: Exception) -> str:
         return str(error)
     if "Timeout" in type(error).__name__:
         return str(SlowError())
-    return f"closed the connection ({type(error).__name__.lstrip('_')})"
+    name = type(error).__name__.lstrip("_")
+    return f"cannot be reached ({name})" if name in UNREACHED else f"closed the connection ({name})"
 
 
 def pause_after_s(error: Exception, pause_s: float) -> float:

@@ -245,7 +245,7 @@ def _layout(checkpoint: Checkpoint, prefix: str) -> int4_read.Layout:
     sizes = int4_read.SIZES
     sure(
         groups == 1 or of.group in sizes,
-        f"groups of {of.group} columns are not supported (only {sizes} and whole rows)",
+        f"groups of {of.group} columns are not supported (only {', '.join(map(str, sizes))} and whole rows)",
     )
     _check_stated(checkpoint.quantization, of, has_zeros, sure)
     return of

@@ -136,7 +136,7 @@ def _chunk(packed: Packed, rows: slice) -> Tensor:
 class Int8Linear(ScaledLinear):
     """y = W x + b with W of 8 bits. The fused step takes it only where its columns are in order."""
 
-    format = "8-bit integers"
+    format = "INT8"
     order: Tensor | None
 
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:

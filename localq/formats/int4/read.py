@@ -177,7 +177,8 @@ def _group(said: Mapping[str, Any], columns: int, groups: int, sure: Sure) -> in
     """Columns of a group; by the number of groups where config.json has sizes of layers ("dynamic", "extra_config")."""
     stated = said.get("group_size", said.get("q_group_size", DEFAULT_SIZE))
     known = type(stated) is int and stated in (-1, *SIZES)
-    sure(known, f"config.json specifies groups of {repr(stated)[:40]} columns; only -1 and {SIZES} are supported")
+    supported = ", ".join(map(str, SIZES))
+    sure(known, f"config.json specifies a group size of {repr(stated)[:40]}; supported: -1 (whole rows), {supported}")
     possible = (stated, -1, *SIZES) if is_varied(said) else (stated,)
     sizes = [columns if each == -1 else min(each, columns) for each in possible]
     found = next((size for size in sizes if -(-columns // size) == groups), 0)

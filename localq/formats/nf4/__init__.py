@@ -271,7 +271,8 @@ def _floats(checkpoint: Checkpoint, prefix: str, suffix: str, count: int) -> Ten
     """A finite f32 tensor of `count` values."""
     values = _part(checkpoint, prefix, suffix)
     fits = values.dtype == torch.float32 and values.shape == (count,)
-    _require(prefix, fits, f"{suffix[8:]} is {values.dtype} {list(values.shape)}; expected float32 [{count}]")
+    found = f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
+    _require(prefix, fits, f"{suffix[8:]} is {found}; expected float32 [{count}]")
     _require(prefix, bool(torch.isfinite(values).all()), f"{suffix[8:]} contains NaN or infinity")
     return values
 

@@ -185,11 +185,13 @@ def _check_presence(
         if name in shapes and name not in OPTIONAL:
             _part(tensors, name, prefix)
         elif name in shapes and stated is not None:
-            _require(prefix, stated is there, f"{OPTIONAL[name]} is {str(stated)[:20]}, which contradicts {suffix[1:]}")
+            has = f"but the checkpoint has {'a' if there else 'no'} {suffix[1:]}"
+            _require(prefix, stated is there, f"{OPTIONAL[name]} is {str(stated)[:20]} in config.json, {has}")
     scale, bias = (prefix + SUFFIXES[name] in tensors for name in ("weight_scale", "weight_bias"))
     _require(prefix, scale == bias, "only one of weight_scale and weight_bias is present")
-    stated, packed = said.get("is_indice_packed"), tensors[prefix + SUFFIXES["indices"]].dtype == "int32"
-    _require(prefix, stated in (None, packed), f"is_indice_packed is {str(stated)[:20]}, which contradicts indices")
+    stated, dtype = said.get("is_indice_packed"), tensors[prefix + SUFFIXES["indices"]].dtype
+    why = f"is_indice_packed is {str(stated)[:20]} in config.json, but indices are {dtype}"
+    _require(prefix, stated in (None, dtype == "int32"), why)
 
 
 def _sound(stored: Tensor, name: str, layer: Layer, prefix: str) -> Tensor:

@@ -118,7 +118,7 @@ def next_lines(program: Path, folder: Path, driver: bool) -> list[str]:
     link = folder / "localq"
     short = link.is_symlink() and is_on_path(folder) and link.resolve() == program.resolve()
     name = "localq" if short else str(program)
-    lines = ["", f"localq is installed as {program}."]
+    lines = ["", f"localq is installed at {program}."]
     if not short:
         lines.append(f"Run `make install` to link it into {folder}; then you can start it with `localq`.")
     commands = [

@@ -90,7 +90,9 @@ def check(tools: Sequence[Tool]) -> dict[str, Tool]:
         raise usage_error(_WHAT, f"{twice} is declared twice", "Give each tool a unique name.")
     size = len(json.dumps([tool.to_dict() for tool in tools]))
     if size > MAX_BYTES:
-        raise usage_error(_WHAT, f"larger than {MAX_BYTES // 1024} KiB", "Declare fewer tools, or shorten them.")
+        raise usage_error(
+            _WHAT, f"larger than {MAX_BYTES // 1024} KiB", "Declare fewer tools, or shorten their schemas."
+        )
     return named
 
 

@@ -76,7 +76,7 @@ class ToolFormat(ABC):
             raise usage_error(
                 _CHOICE,
                 f"no tool with this name is declared: {choice[:80]!r}",
-                "Name a declared tool, or use required.",
+                'Name a declared tool, or use "required".',
             )
         if not named:
             raise usage_error(_CHOICE, "no tools are declared", "Declare a tool.")

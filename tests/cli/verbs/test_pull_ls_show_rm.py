@@ -329,7 +329,7 @@ def test_rm_asks_on_a_terminal(server, answer, code, left):
     child = pexpect.spawn(
         sys.executable, ["-m", "localq", "rm", "smollm2-135m"], cwd=ROOT, timeout=60, encoding="utf-8"
     )
-    child.expect(r"Remove this \(1.0 kB\)\?")
+    child.expect(r"Delete this model \(1.0 kB\)\?")
     child.sendline(answer)
     printed = child.read()
     child.close()

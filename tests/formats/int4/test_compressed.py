@@ -116,7 +116,7 @@ def test_tensors_say_which_entry_they_are_of(of):
 
 @pytest.mark.parametrize("of", [Int4(COMPRESSED, 32, symmetric=True), ASYMMETRIC, Int4(COMPRESSED, 128)], ids=str)
 def test_tensors_of_no_entry_are_refused(of):
-    with pytest.raises(LocalqError, match=r"but config\.json specifies 4 bits in groups of 32 with zero"):
+    with pytest.raises(LocalqError, match=r"but config\.json specifies 4-bit weights with groups of 32 and zero"):
         weight_of(tensors(SHAPE, of), MIXED)
 
 
@@ -245,11 +245,12 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "no zero points": (drop(ZEROS), "the weights have 2 groups of 64 columns without zero points, but config.json"),
     "other groups": (
         state(**compressed_config(compressed_group(Int4(COMPRESSED, 32)))),
-        "the weights have 2 groups of 64 columns with zero points, but config.json specifies 4 bits in groups of 32",
+        "the weights have 2 groups of 64 columns with zero points, "
+        "but config.json specifies 4-bit weights with groups of 32",
     ),
     "whole rows": (
         state(**compressed_config(compressed_group(Int4(COMPRESSED, -1)))),
-        "but config.json specifies 4 bits in whole rows with",
+        "but config.json specifies 4-bit weights with one group per row and",
     ),
     "no entries": (state(config_groups={}), "but config.json specifies no supported groups"),
     "another shape": (change(STATED, lambda t: t * 2), r"weight_shape is \[96, 256\], but weight_packed has 48 x 128"),

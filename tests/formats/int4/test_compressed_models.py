@@ -160,7 +160,7 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, Any]], object], 
     ),
     "groups that no entry has": (
         lambda held, stated: stated["config_groups"]["group_0"]["weights"].update(group_size=128),
-        "but config.json specifies 4 bits in groups of 128 with zero points",
+        "but config.json specifies 4-bit weights with groups of 128 and zero points",
     ),
     "another program": (
         lambda held, stated: stated.update(quant_method="awq", bits=4, format="gemm"), "but the tensors are packed for"
