@@ -128,7 +128,7 @@ def git_blob_sha1_of(path: Path) -> str:
 
 
 def has_content(path: Path, content_id: str) -> bool:
-    """Whether a file has the content `content_id`: a sha256 (64 hex digits) or git's id (40)."""
+    """Return whether a file has the content `content_id`: a sha256 (64 hex digits) or a git id (40)."""
     return (sha256_of(path) if len(content_id) == 64 else git_blob_sha1_of(path)) == content_id
 
 
@@ -299,7 +299,7 @@ class LazyOutput:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the output is a terminal."""
+        """True if the output is a terminal."""
         return self._file is not None and os.isatty(self._file)
 
     def write(self, content: bytes) -> None:

@@ -37,7 +37,7 @@ def model_name(value: str) -> str | None:
 
 
 def asks_model(value: str, *, is_named: bool) -> bool:
-    """Whether replies take drafts of what was loaded to draft: of a draft model that is_named, else of an MTP block."""
+    """Return whether replies use the loaded drafter: a draft model if `is_named`, else an MTP block."""
     return model_name(value) is not None or (value in OF_MTP and not is_named)
 
 

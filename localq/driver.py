@@ -106,7 +106,7 @@ def _module_version() -> str:
 
 
 def diagnose(facts: CudaStack) -> tuple[str, str] | None:
-    """Why the GPU cannot be used, and the remedy; None if it works."""
+    """Return why the GPU cannot be used, and the remedy; None if it works."""
     driver = facts.driver
     if not driver.present:
         return "no NVIDIA driver found", "Install the NVIDIA driver."

@@ -135,7 +135,7 @@ def of_uuid(uuid: str) -> Gpu | None:
 
 
 def closing_hint(gpu: Gpu | None, own_pid: int | None = None) -> str:
-    """How to free memory on `gpu`: "by closing firefox (pid 4711, 812 MiB)", the three largest processes."""
+    """Return how to free memory on `gpu`: "by closing firefox (pid 4711, 812 MiB)", the three largest processes."""
     others = [each for each in (gpu.processes if gpu else None) or () if each.pid != own_pid]
     if not others:
         return "by closing other programs that are using the GPU"

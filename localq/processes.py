@@ -45,7 +45,7 @@ def run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
 
 
 def _outcome(work: Callable[[], T]) -> tuple[bool, T | BaseException]:
-    """Whether `work` succeeded, and its result or error."""
+    """Run `work`; return whether it succeeded, and its result or error."""
     try:
         return True, work()
     except BaseException as error:  # raised again by `_unpack`
@@ -162,7 +162,7 @@ def check_torch() -> None:
 
 
 def is_in_deleted_folder() -> bool:
-    """Whether the working folder of this process is deleted."""
+    """Return whether the working folder of this process has been deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -175,7 +175,7 @@ _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "can't start ne
 
 
 def shortage(error: BaseException) -> LocalqError | None:
-    """What the machine lacks, if that is behind `error`: descriptors, memory, a working, temporary or home folder."""
+    """Return the shortage behind `error`, if any: descriptors, memory, a working, temporary or home folder."""
     seen: BaseException | None = error
     for _ in range(MAX_CHAIN):
         if seen is None or (found := _shortage(seen)) is not None:

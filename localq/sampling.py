@@ -83,17 +83,17 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """The most likely token is always chosen."""
+        """True if the most likely token is always chosen."""
         return self.temperature == 0.0
 
     @property
     def has_dry(self) -> bool:
-        """DRY has an effect."""
+        """True if DRY has an effect."""
         return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
 
     @property
     def has_xtc(self) -> bool:
-        """XTC has an effect."""
+        """True if XTC has an effect."""
         return self.xtc_probability > 0.0 and not self.greedy
 
     def greedy_warning(self, chosen: Collection[str]) -> str:
@@ -153,12 +153,12 @@ class LogitOptions:
 
     @property
     def idle(self) -> bool:
-        """Nothing is asked for."""
+        """True if nothing is requested."""
         return not self.bias and self.logprobs is None and not self.has_penalties
 
     @property
     def has_penalties(self) -> bool:
-        """A penalty has an effect."""
+        """True if a penalty has an effect."""
         return bool(self.presence_penalty or self.frequency_penalty)
 
 
@@ -218,6 +218,6 @@ def _read(field: str, value: object) -> Any:
 
 
 def samples(config: dict[str, Any]) -> bool:
-    """`do_sample` of a generation_config.json; off where it is absent or no truth value."""
+    """Return `do_sample` of a generation_config.json; False if it is absent or no truth value."""
     value = config.get("do_sample")
     return isinstance(value, int) and value in (0, 1) and bool(value)

@@ -1,4 +1,4 @@
-"""What text may show: the filter for all text that reaches a terminal, the streams behind it, and secrets as `***`.
+"""Sanitized text: the filter for all text that reaches a terminal, the streams behind it, and secrets as `***`.
 
 Escape sequences can write the clipboard (OSC 52), hide a link's target (OSC 8) or redraw the screen (DCS, CSI), and
 bidi overrides change how text reads. A chat needs none of them. The command line writes to `CleanStream`s only, so what
@@ -45,7 +45,7 @@ def json_text(body: Mapping[str, Any]) -> str:
 
 
 def is_encoded_as(stream: TextIO, encoding: str) -> bool:
-    """Whether `stream` has this encoding, in the spelling of `codecs`; one without an encoding takes text as UTF-8."""
+    """Return whether `stream` has this encoding, as `codecs` spells it; one without an encoding counts as UTF-8."""
     try:
         return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == encoding
     except LookupError:
@@ -214,7 +214,7 @@ def _of_environment() -> set[str]:
 
 
 def _passwords(address: str) -> set[str]:
-    """What must not be seen of an address: its password, else its user name; as it is and decoded."""
+    """Return the secrets in an address: its password, else its user name; as it is and decoded."""
     scheme = _SCHEME.match(address)
     before, at, _ = address[scheme.end() if scheme else 0 :].rpartition("@")
     password = before.partition(":")[2] or before

@@ -147,7 +147,7 @@ class Settings:
 
     @property
     def takes_mtp(self) -> bool:
-        """Whether the MTP block of a model that has one drafts."""
+        """True if a model with an MTP block drafts with it."""
         return self.draft in drafts.OF_MTP
 
     @property
@@ -239,7 +239,7 @@ class Origin:
 
     @property
     def is_project(self) -> bool:
-        """Whether a project's file has decided it."""
+        """True if a project's file decides the value."""
         return Path(self.source).name == places.PROJECT_FILE
 
 
@@ -307,7 +307,7 @@ def _check_project(path: Path, name: str, value: object) -> None:
 
 
 def _is_catalogue_name(value: object) -> bool:
-    """`value` can only be a catalogue name."""
+    """Return whether `value` can only be a catalogue name."""
     if not isinstance(value, str) or not _CATALOGUE_NAME.fullmatch(value):
         return False
     return not value.casefold().endswith(".gguf") and not Path(value).is_dir()

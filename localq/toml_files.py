@@ -100,7 +100,7 @@ def _place(text: str, pattern: re.Pattern[str]) -> str:
 
 
 def is_deep(bare: str, most: int) -> bool:
-    """Whether brackets in `bare`, a text without strings, are nested more than `most` deep, or are not in pairs."""
+    """Return whether brackets in `bare`, a text without strings, are unpaired or nested more than `most` deep."""
     left = _NO_BRACKET.sub("", bare)
     for _ in range(most):
         if not left:

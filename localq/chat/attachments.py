@@ -43,7 +43,7 @@ class AttachedFile:
     tokens: int
 
     def is_valid(self) -> bool:
-        """Whether the values, which may come from a file, have their types and are not negative."""
+        """Return whether the values, which may come from a file, have the right types and are not negative."""
         sizes = (self.length, self.bytes, self.tokens)
         return isinstance(self.name, str) and all(type(each) is int and each >= 0 for each in sizes)
 
@@ -135,7 +135,7 @@ def expand_mentions(text: str) -> ExpandedMessage:
 
 
 def names_files(text: str) -> bool:
-    """Whether one of the first words with @ in a message names a file that exists, as `expand_mentions` finds them."""
+    """Return whether one of the first @words of a message names an existing file, as `expand_mentions` finds them."""
     first = itertools.islice(_NAMED.finditer(text), MENTIONS)
     return any(_existing(found[1] or found[2]) is not None for found in first)
 

@@ -26,7 +26,7 @@ _LOOK_S = 0.02
 
 
 def is_wanted(settings: Settings) -> bool:
-    """Whether the settings ask for a background process."""
+    """Return whether the settings request a background process."""
     return settings.keep_alive is not None and parse_duration(settings.keep_alive) != 0
 
 

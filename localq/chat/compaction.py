@@ -89,7 +89,7 @@ def _read_tokens(session: ChatSession) -> int | None:
 
 
 def _summed_up(session: ChatSession, conversation: Conversation, turns: Sequence[int]) -> int:
-    """How many of `turns` to summarize: whole exchanges, at least one, and at least one stays."""
+    """Return how many of `turns` to summarize: whole exchanges, at least one, keeping at least one."""
     exchanges = len(turns) // 2
     if exchanges < 2:
         why = "the conversation is too short: it needs at least two exchanges"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # start-up cost
 
 @dataclass(frozen=True)
 class Start:
-    """How a chat starts.
+    """Options for starting a chat.
 
     record   conversation to resume; None: a new one
     store    where it is saved; None: nowhere

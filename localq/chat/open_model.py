@@ -224,7 +224,7 @@ def _damage(error: LocalqError, path: Path, name: str, watcher: Watcher, has_end
 
 
 def load_request(path: str, name: str, settings: Settings, force: bool = False, thinks: bool = False) -> Load:
-    """What the engine is asked to load, by the settings."""
+    """Return the engine's load request for these settings."""
     return Load(path, budget.load_options(settings, name, force=force, thinks=thinks, drafts=True))
 
 

@@ -32,7 +32,7 @@ class OpenOptions:
 
 @dataclass(frozen=True)
 class Opening:
-    """What to open: settings with the name of the model, options, and a notice of why this model."""
+    """A model to open: settings with its name, options, and a notice of why it was chosen."""
 
     settings: Settings
     wanted: OpenOptions

@@ -39,7 +39,7 @@ class PartialAnswer:
 
     @property
     def grown(self) -> bool:
-        """Something has come that is to be kept."""
+        """True if something has arrived that is to be kept."""
         return self.made_rounds > 0 or (self._open and self.incoming.grown)
 
     def begin(self, incoming: ReplyDecoder) -> ReplyDecoder:

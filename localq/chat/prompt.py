@@ -138,7 +138,7 @@ class PromptBuilder:
 
     @functools.cached_property
     def tool_format(self) -> ToolFormat | None:
-        """How the model calls tools; None where its chat template has none."""
+        """Tool-call format of the model; None if its chat template has none."""
         return tool_format(self.tokenizer.chat_template)
 
     def messages(self, conversation: Conversation) -> list[Message]:

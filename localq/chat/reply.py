@@ -99,7 +99,7 @@ class Reply:
 
     @property
     def thought_stopped(self) -> bool:
-        """The thought was ended at its budget (`think_budget`)."""
+        """True if the thought was ended at its budget (`think_budget`)."""
         return self.stats.forced_tokens > 0
 
 
@@ -120,9 +120,9 @@ Replies = Generator[ReplyPiece | Reply, None, None]
 
 @dataclass(frozen=True)
 class Ending:
-    """Why and where a reply ended. thinking: in a thought. cycle: what repeats. think_budget: as requested.
+    """The end of a reply and its reason. thinking: in a thought. cycle: what repeats. think_budget: as requested.
 
-    rounds    of tool calls, where these have ended it
+    rounds    of tool calls, if these ended it
     in_chat   notices may name commands of a chat
     """
 

@@ -25,7 +25,7 @@ _FENCE = "```"
 
 @dataclass(frozen=True)
 class Threshold:
-    """What counts as a repetition: tokens that the repeated blocks have together, and the number of blocks."""
+    """Minimum size of a repetition: total tokens of the repeated blocks, and the number of blocks."""
 
     tokens: int
     blocks: int
@@ -59,7 +59,7 @@ class Cycle:
         return self.tokens // self.period
 
     def reaches(self, threshold: Threshold) -> bool:
-        """Whether it is as long as `threshold`."""
+        """Return whether the repetition is as long as `threshold`."""
         return self.tokens >= threshold.tokens and self.blocks >= threshold.blocks
 
 
@@ -87,7 +87,7 @@ class ReplySoFar(Protocol):
 
     @property
     def thinking(self) -> bool:
-        """The thought has not ended."""
+        """True while the thought has not ended."""
 
 
 class LimitWatch:
@@ -101,7 +101,7 @@ class LimitWatch:
         self.cycle: Cycle | None = None
 
     def is_full(self) -> bool:
-        """Whether the answer has its default length: a further token ends it."""
+        """Return whether the answer has reached its default length, so that the next token ends it."""
         most = self._limits.answer_tokens
         if most is not None and self._answered >= most:
             self.reason = DEFAULT_LENGTH
@@ -117,7 +117,7 @@ class LimitWatch:
             self.reason, self.cycle = REPETITION, cycle
 
     def _is_prose(self, cycle: Cycle, reply: ReplySoFar) -> bool:
-        """Whether the block that repeats is running text, outside a code block."""
+        """Return whether the repeating block is running text outside a code block."""
         if not reply.thinking and reply.answer.count(_FENCE) % 2:
             return False
         text = "".join(self._decode(reply.ids[-cycle.period :]).split())

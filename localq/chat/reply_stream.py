@@ -69,7 +69,7 @@ class ReplyDecoder:
 
     @property
     def thinking(self) -> bool:
-        """The thought has not ended: there is no answer yet."""
+        """True while the thought has not ended: there is no answer yet."""
         return self._splitter.thinking
 
     @property
@@ -83,7 +83,7 @@ class ReplyDecoder:
         return self._matcher.matched
 
     def is_over(self) -> bool:
-        """A stop string was found, or the answer has ended: later ids are not part of the reply."""
+        """True once a stop string was found, or the answer has ended: later ids are not part of the reply."""
         return self._matcher.has_matched() or self._detokenizer.over
 
     def push(self, ids: Sequence[int]) -> list[tuple[str, bool]]:

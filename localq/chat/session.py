@@ -160,7 +160,7 @@ class ChatSession:
 
     @property
     def preserve_thinking(self) -> str:
-        """Whether prompts keep the thoughts of earlier replies: "on", "off", or "auto" (the model's default)."""
+        """Retention of earlier replies' thoughts in prompts: "on", "off", or "auto" (the model's default)."""
         return self._reading.preserve
 
     def set_preserve_thinking(self, choice: str) -> None:

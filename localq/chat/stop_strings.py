@@ -32,7 +32,7 @@ class Matcher:
         self.matched: str | None = None  # the stop string that was found
 
     def has_matched(self) -> bool:
-        """A stop string was found: later text is not part of the reply."""
+        """True once a stop string was found: later text is not part of the reply."""
         return self.matched is not None
 
     def push(self, text: str) -> str:

@@ -109,13 +109,13 @@ def _report_stream(error: Exception) -> int:
 
 
 def _is_unwritable(error: Exception) -> bool:
-    """The disk that stdout is redirected to is full, or stdout is closed; verbs handle the files that they write."""
+    """Return whether stdout is closed or redirected to a full disk; verbs handle the files that they write."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return full or _is_of_closed(error)
 
 
 def _is_of_closed(error: Exception) -> bool:
-    """The error of a write to a stdout that is not open for writing."""
+    """Return whether `error` is that of a write to a stdout that is not open for writing."""
     if not isinstance(error, OSError) or error.errno != errno.EBADF:
         return False
     with contextlib.suppress(OSError):

@@ -23,9 +23,9 @@ _OPTION, _STEP = "--install-completion", "To install it yourself, use the script
 
 @dataclass(frozen=True)
 class _Shell:
-    """Where a shell finds completions, below the home folder.
+    """Files in which a shell finds completions, relative to the home folder.
 
-    lines: (a line of the start file, what in the file makes it needless); {script} is the path of the script, quoted
+    lines: (a line of the start file, text in the file that makes it redundant); {script} is the quoted script path
     """
 
     script: str
@@ -43,7 +43,7 @@ SHELLS = {
 
 
 def is_asked() -> bool:
-    """Whether a shell asks for completions: then nobody reads an error, which would stand in the user's command."""
+    """Return whether a shell requests completions: an error would then end up in the user's command line."""
     return os.environ.get(VARIABLE, "").startswith("complete_")
 
 

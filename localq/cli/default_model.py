@@ -88,12 +88,12 @@ def _of_server() -> str | None:
 
 
 def is_named() -> bool:
-    """Whether a setting names the model."""
+    """Return whether a setting names the model."""
     return settings_module.origins()["model"].source != "built-in"
 
 
 def _may_fetch(settings: Settings, on_screen: bool) -> bool:
-    """Whether a model may be downloaded: with a network, and a user who can be asked."""
+    """Return whether a model may be downloaded: with a network, and a user who can be asked."""
     from localq.files.hub import client as hub_client  # start-up cost, as above
 
     is_online = not (settings.offline or hub_client.is_offline())

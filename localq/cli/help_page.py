@@ -119,7 +119,7 @@ def _box(title: str, lines: list[str], width: int) -> list[str]:
 
 
 def _takes_boxes() -> bool:
-    """A terminal, in UTF-8: pipes, logs and screen readers get plain lines."""
+    """Return whether the output is a UTF-8 terminal: pipes, logs and screen readers get plain lines."""
     from localq.cli.output import is_rich_terminal, stdout  # it imports what the registry does without
     from localq.cli.stream_encoding import is_utf8
 

@@ -102,7 +102,7 @@ def _expand(parameter: Any, value: Any) -> Any:
 
 
 def _is_plain(parameter: Any, value: Any) -> bool:
-    """The value is text, and the parameter takes text."""
+    """Return whether the value is text, and the parameter takes text."""
     described = parameter.type_descriptor
     if described.parameter_info.parser is not None:
         return False

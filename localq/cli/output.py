@@ -1,4 +1,4 @@
-"""How verbs print: JSON on one line, plain tables, notes on stderr.
+"""Output of verbs: JSON on one line, plain tables, notes on stderr.
 
 stdout carries the answer or the data only; progress, statistics and warnings go to stderr. Escape sequences go to
 terminals only. Nothing else of localq names the streams of the process or calls `print`: a test checks it.
@@ -65,12 +65,12 @@ def note_lost_characters() -> None:
 
 
 def is_rich_terminal(stream: TextIO) -> bool:
-    """`stream` is a terminal with cursor movement (not TERM=dumb)."""
+    """Return whether `stream` is a terminal with cursor movement (not TERM=dumb)."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def is_hung_up() -> bool:
-    """A standard stream is a closed terminal: a closed window or a lost connection."""
+    """Return whether a standard stream is a closed terminal: a closed window or a lost connection."""
     for stream in (0, 1, 2):
         try:
             termios.tcgetattr(stream)
@@ -81,13 +81,13 @@ def is_hung_up() -> bool:
 
 
 def has_screen() -> bool:
-    """stdin, stdout and stderr are a UTF-8 terminal that can show a full screen."""
+    """Return whether stdin, stdout and stderr are a UTF-8 terminal that can show a full screen."""
     terminals = sys.stdin.isatty() and is_rich_terminal(sys.stdout) and is_rich_terminal(sys.stderr)
     return terminals and stream_encoding.is_utf8(sys.stdout)
 
 
 def takes_colour(stream: TextIO) -> bool:
-    """Text may be dim or coloured: at a terminal, never with NO_COLOR, always with CLICOLOR_FORCE."""
+    """Return whether text may be dim or coloured: at a terminal, never with NO_COLOR, always with CLICOLOR_FORCE."""
     if os.environ.get("NO_COLOR"):
         return False
     return is_rich_terminal(stream) or os.environ.get("CLICOLOR_FORCE", "0") not in ("", "0")

@@ -39,13 +39,13 @@ def page_output() -> Iterator[None]:
 
 
 def _is_long(text: str) -> bool:
-    """The text and the prompt below it do not fit the screen."""
+    """Return whether the text, with the prompt below it, exceeds the screen."""
     size = shutil.get_terminal_size()
     return sum(max(1, -(-len(line) // size.columns)) for line in text.splitlines()) >= size.lines
 
 
 def _run_pager(command: str, text: str) -> bool:
-    """Whether the pager ran."""
+    """Run the pager; return whether it ran."""
     from localq.chat.terminal import child  # start-up cost: most output is short or piped
 
     # The pager handles Ctrl-C. A handler rather than SIG_IGN, which the pager would inherit.

@@ -61,7 +61,7 @@ def read_bytes() -> bytes:
 
 
 def has_instructions(text: str) -> bool:
-    """Whether a message would be a command or attach a file if it were typed."""
+    """Return whether a message would be a command or attach a file if it were typed."""
     return text.startswith("/") or names_files(text)
 
 

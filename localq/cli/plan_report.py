@@ -65,7 +65,7 @@ class Report:
 
     @property
     def unsupported(self) -> str | None:
-        """Why the chosen format cannot run; None when it can."""
+        """Reason the chosen format cannot run; None if it can."""
         return self.choice.taken.offer.unsupported
 
     def rates(self, each: FormatCandidate) -> dict[str, float]:
@@ -120,7 +120,7 @@ def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | Non
 
 
 def _is_here(each: FormatCandidate) -> bool:
-    """Nothing must be fetched: the model, its source or its package is on this machine."""
+    """Return whether nothing must be fetched: the model, its source or its package is on this machine."""
     source = each.offer.source or each.offer.base
     if each.here is not None or source is None:
         return True

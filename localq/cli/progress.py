@@ -37,7 +37,7 @@ def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[On
 
 
 def _is_disabled() -> bool:
-    """HF_HUB_DISABLE_PROGRESS_BARS, read as the hub's own client does."""
+    """Return whether HF_HUB_DISABLE_PROGRESS_BARS is set, read as the hub's own client does."""
     return os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").lower() in ("1", "true", "yes", "on")
 
 

@@ -29,7 +29,7 @@ def prepare(*streams: TextIO | None) -> None:
 
 
 def _is_read_as_utf8(stdin: TextIO) -> bool:
-    """Whether UTF-8 is better than the encoding of the environment: no keyboard sends UTF-16."""
+    """Return whether to read UTF-8 rather than the environment's encoding: no keyboard sends UTF-16."""
     if stdin.isatty():
         return "a".encode(stdin.encoding) != b"a"
     return is_encoded_as(stdin, "ascii")
@@ -43,7 +43,7 @@ def take_warnings() -> list[str]:
 
 
 def is_utf8(stream: TextIO) -> bool:
-    """The stream can take every character."""
+    """Return whether the stream can take every character."""
     return is_encoded_as(stream, "utf-8")
 
 

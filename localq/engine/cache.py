@@ -110,7 +110,7 @@ class KVCache:
         return self.states[layer]
 
     def drafted(self, layer: int) -> DraftedInputs | None:
-        """Where a recurrent layer keeps the inputs of drafted tokens, in a pass `with_drafts`."""
+        """Return a recurrent layer's buffers for inputs of drafted tokens; None except in a pass `with_drafts`."""
         return self.drafted_inputs[layer] if self._has_drafts else None
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What a model is: in the catalogue, on the Hugging Face hub and on the disk.
+"""Facts about models: in the catalogue, on the Hugging Face hub and on the disk.
 
 Here: names (`catalog`), shapes (`architecture`, `model_types`), formats (`format_facts`, `format_sizes`, `schemes`,
 `stored_format`), model folders and their headers, the models on this machine (`local_models`; of ollama and LM Studio

@@ -86,7 +86,7 @@ def heads_by_window(text: Mapping[str, Any], windowed: Sequence[bool]) -> tuple[
 
 
 def _alike(stated: Any, windowed: Sequence[bool]) -> dict[str, Any]:
-    """What `per_layer_config` states of the layers without a window, which must be the same for all and no other."""
+    """Return the overrides in `per_layer_config`, which must be one set for exactly the layers without a window."""
     whole = {str(layer) for layer, has_window in enumerate(windowed) if not has_window}
     kinds = [*stated.values()] if isinstance(stated, dict) else []
     unlike = any(each != kinds[0] or not isinstance(each, dict) or each.keys() - OVERRIDES for each in kinds)

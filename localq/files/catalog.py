@@ -88,7 +88,7 @@ def load_catalogue() -> tuple[ModelEntry, ...]:
 
 
 def is_repo(name: str) -> bool:
-    """Whether `name` has the form ORG/REPO."""
+    """Return whether `name` has the form ORG/REPO."""
     return _REPO.fullmatch(name) is not None
 
 

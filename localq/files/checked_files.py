@@ -39,7 +39,7 @@ def _ignore(name: str, size: int) -> None:
 
 
 def stamp(path: Path) -> Stamp:
-    """What changes when a file is written, replaced or given to another user. Raises OSError."""
+    """Return a stamp that changes when the file is written, replaced or changes owner. Raises OSError."""
     return stamp_of(os.stat(path))
 
 
@@ -156,7 +156,7 @@ def wrong_files(folder: Path, sums: Mapping[str, str], on_file: OnFile = _ignore
 
 
 def _is_file(path: Path) -> bool:
-    """Whether `path`, links followed, is a regular file. Raises OSError where nobody may look."""
+    """Return whether `path`, after following links, is a regular file. Raises OSError if access is denied."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:

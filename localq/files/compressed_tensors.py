@@ -25,7 +25,7 @@ _ORDERED = ("group", "dynamic", "true")  # values of `actorder` with a tensor we
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """How an entry of `config_groups` quantizes weights to integers.
+    """Integer quantization of weights, from an entry of `config_groups`.
 
     group   columns that share a scale, -1 for all of a row
     """
@@ -93,7 +93,7 @@ def unreadable(quantization: Mapping[str, Any]) -> str:
 
 
 def _change(quantization: Mapping[str, Any]) -> str:
-    """What else was done to the weights, which makes them useless alone; empty for nothing."""
+    """Return the other change made to the weights, which makes them useless alone; empty if there is none."""
     sparsity, rotations = quantization.get("sparsity_config"), quantization.get("transform_config")
     if isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense"):
         return "sparse weights"
@@ -116,20 +116,20 @@ def _weights(name: str, entry: Any) -> Mapping[str, Any] | None:
 
 
 def _layout(quantization: Mapping[str, Any], entry: Any) -> str:
-    """How the weights of an entry are stored."""
+    """Return the storage layout of an entry's weights."""
     own = entry.get("format") if isinstance(entry, dict) else None
     return str(own or quantization.get("format"))
 
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why localq does not read an entry, in a few words."""
+    """Reason localq does not read an entry, in a few words."""
 
     why: str
 
 
 def _kind(quantization: Mapping[str, Any], name: str, entry: Any) -> WeightGroup | str | _Refusal:
-    """How an entry quantizes weights: to integers, or to a format of floats by its name."""
+    """Return the quantization of an entry's weights: to integers, or to a float format, by its name."""
     weights, layout = _weights(name, entry) or {}, _layout(quantization, entry)
     if "malformed" in weights:
         return _Refusal(f"with a malformed group, {name[:40]!r}")
@@ -153,7 +153,7 @@ def _kind(quantization: Mapping[str, Any], name: str, entry: Any) -> WeightGroup
 
 
 def _group(weights: Mapping[str, Any]) -> WeightGroup | _Refusal:
-    """How integers are quantized."""
+    """Return the integer quantization stated in `weights`."""
     bits, size, strategy = weights.get("num_bits", 8), weights.get("group_size"), weights.get("strategy")
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"

@@ -108,7 +108,7 @@ def _int8_columns(tensors: Tensors, prefix: str, quantization: Mapping[str, Any]
 
 
 def _is_fp8(tensors: Tensors, name: str) -> bool:
-    """Whether `name` is a matrix of FP8 values, or their scales."""
+    """Return whether `name` is a matrix of FP8 values, or its scales."""
     values = tensors.get(name.removesuffix("_inv").removesuffix("_scale"))
     return values is not None and values.dtype == "F8_E4M3"
 

@@ -1,4 +1,4 @@
-"""Whether a file is still the one whose header was read: one state, and one error. Torch-free."""
+"""Detection of a file that changed after its header was read: one state, and one error. Torch-free."""
 
 from __future__ import annotations
 

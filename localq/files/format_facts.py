@@ -119,7 +119,7 @@ class Format:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its weights are quantized, and stay so on a GPU."""
+        """True if the weights are quantized, and stay so on a GPU."""
         return bool(self.quant_method)
 
     def placed_bytes(self, linear: Linears, scheme: str = "") -> int:
@@ -350,9 +350,9 @@ def of_linear(arch: Architecture, linear: Linears, format: str) -> Format:
 
 
 def stacks_shared(arch: Architecture, format: str) -> bool:
-    """Whether a GPU holds shared experts behind the routed ones: all of one width, in 16 bit or one stacked format.
+    """Return whether a GPU holds shared experts behind the routed ones: one width, in 16 bit or one stacked format.
 
-    Files may leave a shared expert in 16 bit beside experts in NF4, which only their tensors tell.
+    Files may leave a shared expert in 16 bit beside experts in NF4, which only their tensors show.
     """
     own = of_experts(arch, format)
     alike = arch.shared_intermediate == arch.expert_intermediate and own.name == outside_experts(arch, format).name
@@ -361,14 +361,14 @@ def stacks_shared(arch: Architecture, format: str) -> bool:
 
 
 def _no_calibration(arch: Architecture) -> bool:
-    """Whether a text cannot pass through one layer of the model at a time."""
+    """Return whether the model rules out calibration: a text cannot pass through one layer at a time."""
     beside = arch.experts and arch.traits.two_head_sizes
     other_parts = arch.traits.mamba or arch.traits.one_part or arch.traits.head_gates or arch.traits.parallel
     return bool(arch.shared_layers or arch.input_width or beside or other_parts)
 
 
 def why_unsupported(arch: Architecture, format: str) -> str | None:
-    """Why localq does not run models of this shape in `format`, in a few words; None if it does."""
+    """Return why localq does not run models of this shape in `format`, in a few words; None if it does."""
     own = of(format)
     if own.made_from == "text" and _no_calibration(arch):
         return NO_CALIBRATION
@@ -389,10 +389,10 @@ NO_WEIGHING_OF_EXPERTS = "calibration is not supported for MoE experts"
 
 
 def one_by_one(arch: Architecture, format: str) -> bool:
-    """Whether a GPU decodes experts in `format` one by one, which is slow."""
+    """Return whether a GPU decodes experts in `format` one by one, which is slow."""
     return bool(arch.experts) and of(format).experts == "one by one"
 
 
 def experts_come_last(arch: Architecture, format: str) -> bool:
-    """Whether a mixture in `format` is offered after all others: its experts are slow, or of unknown speed."""
+    """Return whether a mixture in `format` is offered last, because its experts are slow or of unknown speed."""
     return bool(arch.experts) and of(format).experts != "together"

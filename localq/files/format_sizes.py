@@ -147,7 +147,7 @@ def vq2(linear: Linears, scheme: str) -> int:
 
 
 def _opens_expert(linear: Linears) -> bool:
-    """Whether it is gate or up of an expert: in vq2 these share a codebook and are not rotated."""
+    """Return whether `linear` is an expert's gate or up: in vq2 these share a codebook and are not rotated."""
     return linear.expert and linear.name == "gate, up"
 
 

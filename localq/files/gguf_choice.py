@@ -75,7 +75,7 @@ def canonical(wanted: str) -> str:
 
 
 def is_model(name: str) -> bool:
-    """Whether a file of this name is a model in GGUF, or a part of one."""
+    """Return whether a file of this name is a GGUF model, or a part of one."""
     base = PurePosixPath(name).name
     if not base.casefold().endswith(SUFFIX) or _PROJECTOR.search(name):
         return False
@@ -110,7 +110,7 @@ def choices(names: Iterable[str], *, incomplete: bool = False) -> list[GgufChoic
 
 
 def is_whole(files: Iterable[str]) -> bool:
-    """Whether the files, sorted, are all parts of a model; a file that is no part is a whole model."""
+    """Return whether the sorted files are all parts of a model; a file that is no part is a whole model."""
     parts = [PART_NAME.fullmatch(name) for name in files]
     if parts == [None]:
         return True
@@ -145,7 +145,7 @@ def find(names: Iterable[str], wanted: str) -> tuple[str, ...]:
 
 
 def means(wanted: str, choice: GgufChoice) -> bool:
-    """Whether a tag or file name can mean this choice."""
+    """Return whether a tag or file name can mean this choice."""
     return bool(_matches([choice], wanted))
 
 

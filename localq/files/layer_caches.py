@@ -1,4 +1,4 @@
-"""What the layers of a model keep of a text, by kind, and its bytes. Torch-free, for the planner and the engine alike.
+"""Caches of the layers of a model, by kind, and their bytes. Torch-free, for the planner and the engine alike.
 
     KeysAndValues    of every position, or, with a window, of those that the next tokens can see
     SharedCache      nothing: the layer reads the keys and values of an earlier one
@@ -87,12 +87,12 @@ LayerCache = KeysAndValues | SharedCache | EmptyCache | RecurrentState
 
 
 def keys_and_values(caches: Iterable[LayerCache]) -> list[KeysAndValues]:
-    """Those that store keys and values, in order."""
+    """Return the caches that store keys and values, in order."""
     return [each for each in caches if isinstance(each, KeysAndValues)]
 
 
 def read(caches: Sequence[LayerCache]) -> list[LayerCache]:
-    """What every layer reads: its own cache, or that of the layer whose keys and values it shares."""
+    """Return the cache each layer reads: its own, or that of the layer whose keys and values it shares."""
     return [caches[each.layer] if isinstance(each, SharedCache) else each for each in caches]
 
 

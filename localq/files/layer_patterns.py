@@ -1,4 +1,4 @@
-"""Which layers of a decoder are of which kind, by its config.json or the usual order of its family. Torch-free."""
+"""Kinds of a decoder's layers, by its config.json or the usual order of its family. Torch-free."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Inventory:
 
 
 def inventory(*, others: bool = True) -> Inventory:
-    """What is on this machine; others: also the models of other programs."""
+    """Return the models on this machine. others: also those of other programs."""
     unreadable: list[Unreadable] = []
     cache, embedded, quantized = places.hub_cache(), places.embedded_dir(), places.quantized_dir()
     folders = dict(_look(unreadable, "Hugging Face cache", cache, lambda: hub_cache.repos().items()))
@@ -97,7 +97,7 @@ def _look(
     unreadable: list[Unreadable], name: str, path: Path, find: Callable[[*Arguments], Iterable[Found]],
     *arguments: *Arguments,
 ) -> list[Found]:  # fmt: skip
-    """What `find` finds; nothing where it may not read, which is added to `unreadable`."""
+    """Return the results of `find`; on a read error return none, and add the error to `unreadable`."""
     try:
         return list(find(*arguments))
     except FileNotFoundError:  # removed meanwhile
@@ -157,7 +157,7 @@ def _means(target: catalog.Target, model: LocalModel) -> bool:
 
 
 def _is_choice(model: LocalModel, choice: str) -> bool:
-    """Whether a GGUF model of a repository is the one of this tag or file name."""
+    """Return whether a GGUF model of a repository is the one with this tag or file name."""
     folder = hub_cache.snapshot_of(model.path)
     if folder is None or model.format != "gguf":
         return False

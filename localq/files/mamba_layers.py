@@ -1,4 +1,4 @@
-"""Which layers of a Granite 4.0 have a Mamba-2, and the width of its heads, from its config.json. Torch-free."""
+"""Mamba-2 layers of a Granite 4.0 model, and the width of their heads, from its config.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def mamba_columns(text: Mapping[str, Any]) -> int:
 
 
 def is_turning(text: Mapping[str, Any]) -> bool:
-    """Whether attention has a rotary embedding."""
+    """Return whether attention has a rotary embedding."""
     return text.get("position_embedding_type") == "rope"

@@ -144,7 +144,7 @@ class ModelFiles:
 
     @property
     def thinks(self) -> bool:
-        """Whether replies may begin with a thought: the chat template has a switch, a level or the tags for it."""
+        """True if replies may begin with a thought: the chat template has a switch, a level or tags for it."""
         return any(mark in (self.chat_template or "") for mark in THOUGHT_MARKS)
 
     @property
@@ -196,7 +196,7 @@ def no_model_error(path: Path) -> LocalqError:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether `path` is a file that begins as a GGUF file does."""
+    """Return whether `path` is a file that begins like a GGUF file."""
     try:
         return disk.read_regular(path, len(MAGIC)) == MAGIC
     except (OSError, disk.NotRegularError):
@@ -255,7 +255,7 @@ def _open_folder(folder: Path, weights: bool, stubs: bool) -> ModelFiles:
 
 
 def _applies(folder: Path, weights: bool) -> bool:
-    """Whether a description of a quantization beside config.json counts: not beside full-precision weights."""
+    """Return whether a quantization described beside config.json applies: not with full-precision weights."""
     headers = (read_header(path).tensors for path in shard_paths(folder).values()) if weights else ()
     return not weights or any(quantization_files.are_quantized(tensors) for tensors in headers)
 

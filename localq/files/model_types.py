@@ -112,7 +112,7 @@ class Traits:
 
     @property
     def norms_behind(self) -> bool:
-        """Whether norms are behind attention and the MLP."""
+        """True if norms follow attention and the MLP."""
         return self.four_norms or self.post_norms
 
 

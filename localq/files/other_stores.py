@@ -42,7 +42,7 @@ def scan(on_unreadable: OnUnreadable) -> Iterator[StoreModel]:
 
 
 def remove_step(store: str, name: str) -> str:
-    """How a model is removed by the program that it belongs to."""
+    """Return the instruction that removes a model with the program that owns it."""
     if store == ollama_store.STORE:
         return f"Run `ollama rm {name.partition('/')[2]}` to remove it."
     return "Delete it in LM Studio, under My Models."

@@ -54,7 +54,7 @@ def _refuse(path: Path) -> NoReturn:
 
 
 def is_own(path: Path, owner: int) -> bool:
-    """Whether `path` is a file of `owner` by the rules above; False without one. Raises OSError."""
+    """Return whether `path` is a file of `owner` by the rules above; False if absent. Raises OSError."""
     try:
         return _is_plain(os.lstat(path), owner)
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def is_own(path: Path, owner: int) -> bool:
 
 
 def is_free(path: Path, owner: int) -> bool:
-    """Whether `owner` may use the name `path`: there is no file, or one of its own. Raises OSError."""
+    """Return whether `owner` may use the name `path`: no file has it, or its own does. Raises OSError."""
     return not os.path.lexists(path) or is_own(path, owner)
 
 

@@ -1,4 +1,4 @@
-"""Whether the files hold an output head of their own where config.json says that the embedding is the head.
+"""Detection of a separate output head in files whose config.json says that the embedding is the head.
 
 The weights decide, as in transformers: a stored head that differs from the embedding is what the model was trained
 with, and a quantized head is another matrix anyway. Torch-free.

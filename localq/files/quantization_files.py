@@ -33,7 +33,7 @@ _QUANTIZED = (".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".wei
 
 
 def are_quantized(names: Iterable[str]) -> bool:
-    """Whether some of these tensors belong to a quantized matrix of the programs above."""
+    """Return whether some of these tensors belong to a matrix quantized by the programs above."""
     return any(name.endswith(_QUANTIZED) for name in names)
 
 

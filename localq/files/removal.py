@@ -63,7 +63,7 @@ def bytes_freed(model: LocalModel) -> int:
 
 
 def paths_of(model: LocalModel) -> list[str]:
-    """What `remove` deletes, in words: the folder or files, or the link."""
+    """Return the paths that `remove` deletes, in words: the folder or files, or the link."""
     link = link_of(model)
     if link is not None:
         return [f"{link} (a link; its target {os.readlink(link)} is kept)"]

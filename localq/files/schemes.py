@@ -253,13 +253,13 @@ def int4_unreadable(quantization: Mapping[str, Any]) -> str:
 
 
 def _layers(quantization: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """What config.json says of single layers."""
+    """Return the entries of config.json for single layers."""
     stated = quantization.get(key)
     return [each for each in stated.values() if isinstance(each, dict)] if isinstance(stated, dict) else []
 
 
 def _auto_round_variant(quantization: Mapping[str, Any], layers: list[dict[str, Any]]) -> str:
-    """What AutoRound does that no tensor of GPTQ or AWQ shows, in a few words; empty for plain integers."""
+    """Return the AutoRound feature that GPTQ and AWQ tensors do not show, briefly; empty for plain integers."""
     if quantization.get("rotation_config"):
         return "AutoRound with rotated inputs"
     quantized = [quantization, *(each for each in layers if each.get("bits") not in PLAIN_BITS)]

@@ -53,7 +53,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 
 
 def find() -> list[Scrap]:
-    """What killed processes left in the temporary folder, and texts that an editor left a day ago."""
+    """Return leftovers of killed processes in the temporary folder, and texts an editor left a day ago."""
     try:
         place = Path(tempfile.gettempdir())
     except OSError:  # none can be written
@@ -138,7 +138,7 @@ def _remove_folder(folder: Path) -> bool:
 
 
 def _bytes(folder: Path) -> int:
-    """What the files take on the disk: outlines are sparse."""
+    """Return the bytes that the files occupy on the disk: outlines are sparse."""
     with contextlib.suppress(OSError):
         return sum(512 * path.lstat().st_blocks for path in folder.rglob("*"))
     return 0

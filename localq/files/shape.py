@@ -213,14 +213,14 @@ class Shape:
         return dict(Counter(self.layer_caches))
 
     def _recurrent_layers(self) -> tuple[bool, ...]:
-        """Which layers have a recurrence: as stated, else in the usual order, else the lower ones."""
+        """Return, per layer, whether it is recurrent: as stated, else in the usual order, else the lower ones."""
         for found in (self.recurrent, recurrent_layers({}, self.layers)):
             if len(found) == self.layers and sum(found) == self.recurrent_layers:
                 return found
         return tuple(layer < self.recurrent_layers for layer in range(self.layers))
 
     def _windowed_layers(self) -> tuple[bool, ...]:
-        """Which layers are windowed: as stated, else in the family's usual order, else the upper ones."""
+        """Return, per layer, whether it is windowed: as stated, else by the family's order, else the upper."""
         if not self.window or not self.window_layers:
             return (False,) * self.layers
         upper = {"max_window_layers": self.layers - self.window_layers}

@@ -1,4 +1,4 @@
-"""What the stores of other programs share: a model that is used where it is, and the reading of their folders.
+"""Common code for other programs' stores: a model that is used in place, and the reading of their folders.
 
 Nothing here writes. Torch-free.
 """

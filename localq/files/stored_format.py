@@ -88,7 +88,7 @@ def unreadable(quantization: Mapping[str, Any]) -> str:
 
 
 def only_experts(files: ModelFiles) -> bool:
-    """Whether only the experts of a mixture are quantized (MXFP4). A conversion copies these unchanged."""
+    """Return whether only the experts of a mixture are quantized (MXFP4). A conversion copies these unchanged."""
     format = format_facts.of_method(files.quantization.get("quant_method"))
     return format is not None and format.experts_only and Architecture.from_config(files.config).experts > 0
 

@@ -66,7 +66,7 @@ def repair(model: LocalModel, checked: list[CheckedFile]) -> str | None:
 
 
 def _can_make(name: str) -> bool:
-    """Whether `localq pull NAME` quantizes a model of this name again."""
+    """Return whether `localq pull NAME` can quantize a model of this name again."""
     try:
         return catalog.resolve(name).base is not None
     except LocalqError:

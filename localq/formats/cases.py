@@ -1,4 +1,4 @@
-"""What every kernel of matrices is tried on: one table for its test, its self-test, its benchmark and the sanitizers.
+"""Matrices that every matrix kernel runs on: one table for its test, self-test, benchmark and the sanitizers.
 
 A `Case` is a matrix that `sample` of its format makes. Tables of sizes only: what must hold is in `engine.selftest`, in
 `bench.kernels.formats`, in the tests of the formats and in tests/tools/every_kernel.py.

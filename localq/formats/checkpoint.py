@@ -23,7 +23,7 @@ class TensorInfo:
 
 
 class TensorSource(Protocol):
-    """Where a `Checkpoint` reads from. `converts` is True where reading a tensor may dequantize it."""
+    """Source of a `Checkpoint`'s tensors. `converts` is True if reading a tensor may dequantize it."""
 
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU."""
@@ -68,7 +68,7 @@ class Checkpoint:
 
     @property
     def converts(self) -> bool:
-        """Whether reading a tensor may dequantize it (GGUF, FP8)."""
+        """True if reading a tensor may dequantize it (GGUF, FP8)."""
         return getattr(self._source, "converts", False)
 
     def read(self, name: str) -> Tensor:

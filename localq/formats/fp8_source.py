@@ -91,12 +91,12 @@ def _block(shape: tuple[int, ...], scales: tuple[int, ...], sides: tuple[int, ..
 
 
 def is_extra(key: str) -> bool:
-    """Whether the tensor `key` serves FP8 values only, and is no weight itself."""
+    """Return whether the tensor `key` only serves FP8 values, and is not a weight itself."""
     return key.endswith(("_scale_inv", ".weight_scale")) or key.rpartition(".")[2].endswith(ACTIVATION)
 
 
 def is_linear(tensors: Mapping[str, Described], key: str) -> bool:
-    """Whether FP8 values are the matrix of a Linear, which a GPU keeps as it is (`formats.fp8`)."""
+    """Return whether FP8 values are the matrix of a Linear, which a GPU keeps as is (`formats.fp8`)."""
     return key.endswith(".weight") and len(tensors[key].shape) == 2
 
 

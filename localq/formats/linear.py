@@ -1,4 +1,4 @@
-"""What the Linears of all quantized formats share: a product in slabs, where no kernel reads the codes themselves.
+"""Base of the Linears of all quantized formats: a product in slabs, where no kernel reads the codes themselves.
 
 As many rows of W as the scratch holds are dequantized into it and multiplied by cuBLAS, then the next ones.
 """
@@ -58,7 +58,7 @@ class SlabLinear(PackedLinear):
 
     @property
     def shares_sums(self) -> bool:
-        """Whether blocks of its products hand each other sums in the workspace of their stream."""
+        """True if blocks of the product exchange sums in the workspace of their stream."""
         return False
 
     @property

@@ -15,7 +15,7 @@ from types import ModuleType
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """What the compiled module was built for: compute capabilities such as "90", and the compiler's CUDA version."""
+    """Build targets of the compiled module: compute capabilities such as "90", and the compiler's CUDA version."""
 
     architectures: tuple[str, ...]
     cuda_version: str
@@ -39,7 +39,7 @@ def available() -> bool:
 
 
 def why_not() -> str:
-    """Why the CUDA kernels are not available; empty when they are."""
+    """Return why the CUDA kernels are not available; empty if they are."""
     found, reason = _loaded()
     if found is None or found.build_architectures:
         return reason
@@ -61,7 +61,7 @@ def host_available() -> bool:
 
 
 def host_why_not() -> str:
-    """Why the operations that run on the CPU are not available; empty when they are."""
+    """Return why the operations that run on the CPU are not available; empty if they are."""
     return _loaded()[1]
 
 
@@ -74,7 +74,7 @@ def host_module() -> ModuleType:
 
 
 def build_info() -> BuildInfo | None:
-    """What the kernels were built for; None when there are none."""
+    """Return the build targets of the kernels; None if there are no kernels."""
     found, _ = _loaded()
     if found is None or not available():
         return None
@@ -82,7 +82,7 @@ def build_info() -> BuildInfo | None:
 
 
 def covers(capability: tuple[int, int]) -> bool:
-    """Whether a GPU of this compute capability can run the kernels: machine code of its generation, or PTX.
+    """Return whether a GPU of this compute capability can run the kernels: machine code of its generation, or PTX.
 
     Machine code runs on the same major version with an equal or higher minor; the newest architecture is also there as
     PTX, which the driver compiles for anything later.
@@ -95,7 +95,7 @@ def covers(capability: tuple[int, int]) -> bool:
 
 
 def why_not_on(capability: tuple[int, int]) -> str:
-    """Why the kernels cannot run on a GPU of this compute capability; empty when they can."""
+    """Return why the kernels cannot run on a GPU of this compute capability; empty if they can."""
     info = build_info()
     if info is None or covers(capability):
         return why_not()

@@ -54,7 +54,7 @@ class KVLayer:
 
 
 class AttentionWorkspace:
-    """What the blocks of one launch exchange: allocated once, shared by all layers of one stream.
+    """Memory through which the blocks of a launch exchange data: allocated once, shared by all layers of a stream.
 
     rows   consecutive tokens of a launch, at most
     """
@@ -82,7 +82,7 @@ class AttentionWorkspace:
 
 
 def why_not(heads: int, kv_heads: int, head_dim: int, most: int = VERIFIED_COLUMNS) -> str:
-    """Why the kernels cannot serve heads of this shape, of up to `most` columns; empty when they can."""
+    """Return why the kernels cannot serve heads of this shape, of up to `most` columns; empty if they can."""
     if head_dim % 8 or not 8 <= head_dim <= most:
         return f"no attention kernel supports head_dim {head_dim} (must be a multiple of 8, up to {most})"
     if heads % kv_heads or heads // kv_heads > MOST_PER_GROUP:

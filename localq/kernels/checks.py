@@ -1,4 +1,4 @@
-"""What all wrappers of compiled operations share: checks of tensors by name, and where a launch goes."""
+"""Helpers of compiled operations' wrappers: tensor checks by name, and a launch's device and stream."""
 
 from __future__ import annotations
 

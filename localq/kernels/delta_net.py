@@ -23,7 +23,7 @@ Drafted = tuple[Tensor, Tensor, Tensor]  # T [rows, C], f32 [rows, value_heads] 
 
 @dataclass(frozen=True)
 class DeltaWeights:
-    """What a layer has beside its matrices: C = (2 * key_heads + value_heads) * 128 channels, of q, k and v.
+    """Weights of a layer besides its matrices: C = (2 * key_heads + value_heads) * 128 channels, of q, k and v.
 
     taps      T [C, 4], the token's own last
     rates     f32 [value_heads]: -exp(A_log)
@@ -50,10 +50,10 @@ class DeltaWeights:
 
 
 class DeltaWorkspace:
-    """What the blocks of one launch exchange: allocated once, shared by all layers of one stream.
+    """Memory through which the blocks of a launch exchange data: allocated once, shared by all layers of a stream.
 
-    For steps of several rows also what they say of the rows before: first_drafted i64 [1], the position of the first
-    drafted row that is kept, and accepted i64 [1], the position up to which `delta_replay` replays them.
+    Steps of several rows also record the rows before: first_drafted i64 [1], the position of the first drafted row
+    that is kept, and accepted i64 [1], the position up to which `delta_replay` replays them.
     """
 
     def __init__(self, key_heads: int, value_heads: int, device: torch.device, rows: int = 1) -> None:
@@ -72,7 +72,7 @@ class DeltaWorkspace:
 
 
 def why_not(key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int) -> str:
-    """Why the kernel cannot serve a net of this shape; empty when it can."""
+    """Return why the kernel cannot serve a net of this shape; empty if it can."""
     if (key_dim, value_dim) != (DIM, DIM):
         return f"no kernel supports gated delta nets with heads of {key_dim} x {value_dim} (must be {DIM} x {DIM})"
     if kernel != TAPS:

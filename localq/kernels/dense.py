@@ -51,7 +51,7 @@ class DenseOperand(Operand):
         return dense_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, in 16 bits, in whole 16-byte loads."""
+        """Return whether a kernel reads it: on a GPU, in 16 bits, in whole 16-byte loads."""
         fits = self.weight.dtype in HALF_TYPES and self.in_features % COLUMNS == 0
         return fits and self.weight.is_cuda
 

@@ -1,4 +1,4 @@
-"""What all matrix-vector products share, whatever the format of the weights: `csrc/common/gemv.h` in Python."""
+"""Common part of all matrix-vector products, whatever the format of the weights: `csrc/common/gemv.h` in Python."""
 
 from __future__ import annotations
 

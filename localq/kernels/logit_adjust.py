@@ -1,4 +1,4 @@
-"""What acts on logits before a token is chosen from them, on the GPU: DRY and a mask. Reference: `engine/sampler.py`.
+"""Adjustment of logits before a token is chosen, on the GPU: DRY and a mask. Reference: `engine/sampler.py`.
 
 Same state, same scores as `engine.sampler.adjust`, bit for bit but for the soft cap's tanh.
 """
@@ -15,7 +15,7 @@ from localq.kernels.checks import check, check_cuda, place
 
 
 class AdjustmentState(Protocol):
-    """What is read and written: `engine.sampler.SamplerState`, all on the device of the logits.
+    """State read and written by the adjustment: `engine.sampler.SamplerState`, all on the device of the logits.
 
     seen       bool [vocab]          tokens that the repetition penalty applies to
     floats     f64  [5]              floats[3] is that penalty

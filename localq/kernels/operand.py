@@ -58,12 +58,12 @@ class Operand(ABC):
 
     @abstractmethod
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """`launch` reads it beside x of `dtype`, on its device."""
+        """Return whether `launch` reads it beside x of `dtype`, on its device."""
         ...
 
     @property
     def around_x(self) -> Tensor | None:
-        """What a launch reads once for all its operands, to prepare x."""
+        """Tensor that a launch reads once for all its operands, to prepare x."""
         return None
 
     def bytes(self) -> int:
@@ -100,10 +100,10 @@ def share_tables(operands: Sequence[Operand]) -> list[Operand]:
 
 
 def equal(mine: Tensor | None, theirs: Tensor | None) -> bool:
-    """Both are there and hold the same."""
+    """Return whether both are there and hold the same."""
     return mine is not None and theirs is not None and torch.equal(mine, theirs)
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where it lies; None for None."""
+    """Return the address of `tensor`; None for None."""
     return None if tensor is None else tensor.data_ptr()

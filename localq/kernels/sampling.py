@@ -19,7 +19,7 @@ _WORK_BYTES = 1024 * (8 + 4) + 256  # csrc/step/sample.cu, struct Work and room 
 
 
 class SamplingState(Protocol):
-    """What is read and advanced: `engine.sampler.SamplerState`, all on the device of the logits.
+    """State read and advanced by sampling: `engine.sampler.SamplerState`, all on the device of the logits.
 
     seen       bool [vocab]     the choice is marked
     uniforms   f64  [capacity]  uniforms[step] is used

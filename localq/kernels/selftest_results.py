@@ -1,4 +1,4 @@
-"""What the self-test of the kernels found on this machine, remembered: loads no torch, decides nothing about kernels.
+"""Stored results of the kernels' self-test on this machine: loads no torch, decides nothing about kernels.
 
 One small JSON file in the cache folder. A result holds for one GPU, driver and build of the compiled module, whichever
 of them changes asks for a new test. The file is a memory and no more: one that is missing, damaged or cannot be written

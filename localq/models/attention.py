@@ -43,10 +43,11 @@ def host_start(positions: Tensor) -> int | None:
 
 
 def visible(positions: Tensor, start: int | None, slots: Tensor, live: int, window: int, dtype: torch.dtype) -> Span:
-    """What queries at `positions` int64 [T] (consecutive) see: slot s iff s <= p, and s > p - window if window > 0.
+    """Return the span that queries at `positions` int64 [T] (consecutive) see.
 
-    `start` is `host_start(positions)`; `slots` is int64 0..capacity on the device. With a known start the span is as
-    short as it can be and one token needs no bias; without, the span is 0..live and the bias says the rest.
+    A query at p sees slot s iff s <= p, and s > p - window if window > 0. `start` is `host_start(positions)`; `slots`
+    is int64 0..capacity on the device. With a known start the span is as short as it can be and one token needs no
+    bias; without, the span is 0..live and the bias says the rest.
     """
     queries = positions.shape[0]
     first, stop = 0, live
@@ -66,12 +67,12 @@ def visible(positions: Tensor, start: int | None, slots: Tensor, live: int, wind
 
 @dataclass(slots=True)
 class Pass:
-    """What all layers of one forward pass share.
+    """Inputs that all layers of one forward pass share.
 
     rotary   per kind of `Decoder.ropes`: cos and sin, each [T, 1, rotary_dim]
     spans    per window size
     query_scales   [T, 1, 1], multiply the queries; None: by one
-    layer_inputs   [T, layers, width], what blocks add to the stream behind their MLP; None: nothing
+    layer_inputs   [T, layers, width], added to the stream by blocks behind their MLP; None: nothing
     """
 
     positions: Tensor
@@ -84,7 +85,7 @@ class Pass:
 
 
 class Projected(NamedTuple):
-    """What a layer reads x as: q [T, heads * head_dim], k and v [T, kv_heads * head_dim], and a gate or None.
+    """Projections of x in a layer: q [T, heads * head_dim], k and v [T, kv_heads * head_dim], and a gate or None.
 
     The sigmoid of the gate, as many elements as q, multiplies what the heads gather.
     """

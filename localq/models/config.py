@@ -1,4 +1,4 @@
-"""What a decoder is made of: the facts of a `config.json`, read in both spellings, checked against hard limits.
+"""Configuration of a decoder: the facts of a `config.json`, read in both spellings, checked against hard limits.
 
 Both spellings: files before transformers 5 have top-level `rope_theta` and `rope_scaling` (its kind under `type` or
 `rope_type`); later ones have `rope_parameters`, for gemma3 one per layer type. What a model needs and we do not know

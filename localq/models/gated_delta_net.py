@@ -68,7 +68,7 @@ class DeltaShape:
         return delta_memory.group_heads(tokens, self.key_heads, shared, self.key_dim, self.value_dim)
 
     def why_no_kernel(self) -> str:
-        """Why no kernel can serve it; empty when one can."""
+        """Return why no kernel can serve this shape; empty if one can."""
         return delta_net.why_not(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.kernel)
 
 
@@ -106,7 +106,7 @@ class GatedDeltaNet(RecurrentLayer):
         return projected
 
     def has_kernel(self, x: Tensor) -> bool:
-        """Whether `prefill` can run: on a GPU, in 16 bit, for a shape that has kernels, and without gradients."""
+        """Return whether `prefill` can run: on a GPU, in 16 bit, for a shape with kernels, and without gradients."""
         alike = x.dtype in HALF_TYPES and x.dtype == self.conv1d.weight.dtype == self.norm.weight.dtype
         if not (x.is_cuda and alike) or torch.is_grad_enabled():
             return False

@@ -74,7 +74,7 @@ class RecurrentMixer(nn.Module):
 
 
 class Cache(Protocol):
-    """What the layers keep of the positions seen so far (`files.layer_caches`); `engine.cache.KVCache` is one."""
+    """Cache of the layers for the positions seen so far (`files.layer_caches`); `engine.cache.KVCache` is one."""
 
     def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
         """Stores k, v [T, kv_heads, head_dim] of the positions `positions` int64 [T].
@@ -100,7 +100,7 @@ class Cache(Protocol):
         ...
 
     def drafted(self, layer: int) -> DraftedInputs | None:
-        """Where a recurrent layer keeps the inputs of drafted tokens; None in a pass that has none.
+        """Return a recurrent layer's buffers for the inputs of drafted tokens; None in a pass that has none.
 
         In a pass with drafts, all tokens but the first are drafted, and the state moves on by the first alone.
         """
@@ -158,7 +158,7 @@ class RMSNorm(nn.Module):
 
     @property
     def factor(self) -> Tensor:
-        """What multiplies x / rms(x), [width]: in the dtype of x after that was rounded, or f32 and rounded last."""
+        """Factor of x / rms(x), [width]: in the dtype of x after rounding to it, or in f32 with rounding last."""
         return self.weight
 
 

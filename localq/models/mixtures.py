@@ -1,4 +1,4 @@
-"""What qwen3_moe and mixtral share: the facts of mixtures in a `config.json`, and the block of one without biases."""
+"""Common part of qwen3_moe and mixtral: mixture facts in a `config.json`, and the block of one without biases."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ class Config(DecoderConfig):
 
 
 def _turning(config: dict[str, Any], spread: list[bool]) -> list[bool]:
-    """Which layers have a rotary embedding: those whose theta in `layer_rope_theta` is not 0, else those with a window.
+    """Return which layers rotate: those with a nonzero theta in `layer_rope_theta`, by default those with a window.
 
-    The reference turns all of them by the theta of `rope_parameters`; another one is refused.
+    The reference rotates all of them by the theta of `rope_parameters`; another one is refused.
     """
     stated = config.get("layer_rope_theta")
     if stated is None:

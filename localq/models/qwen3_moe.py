@@ -52,7 +52,7 @@ class Config(MixtureConfig):
 
 
 def _dense_layers(config: dict[str, Any], layers: int) -> frozenset[int]:
-    """Those that `mlp_only_layers` names, and all but every `decoder_sparse_step`-th."""
+    """Return the dense layers: those in `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
     named = config.get("mlp_only_layers") or []
     if not isinstance(named, list) or any(type(layer) is not int or not 0 <= layer < layers for layer in named):
         raise malformed_error("mlp_only_layers", f"not a list of layer indices from 0 to {layers - 1}")

@@ -113,7 +113,7 @@ class LengthSwitch:
 
 
 def query_scales(growth: float, period: int, context: int, dtype: torch.dtype) -> Tensor:
-    """What multiplies the turned queries at each position: 1 + growth ln(1 + floor(position / period)) [context].
+    """Return the scale of the rotated queries by position: 1 + growth ln(1 + floor(position / period)) [context].
 
     For texts longer than those of the pretraining, over which attention would spread ever thinner; 1 below `period`.
     On the CPU, in f32 as in transformers and rounded to `dtype` last.

@@ -37,7 +37,7 @@ class Config(DecoderConfig):
 
 
 def _turning_layers(config: dict[str, Any], layers: int) -> list[bool]:
-    """Which layers have a rotary embedding: `no_rope_layers` says 1 for those (sic)."""
+    """Return which layers have a rotary embedding: `no_rope_layers` has 1 for those (sic)."""
     stated = config.get("no_rope_layers")
     if stated is None:
         interval = integer(config, "no_rope_layer_interval", 4)

@@ -55,7 +55,7 @@ def budget_here(settings: Settings) -> int | None:
 
 
 def _is_bare(name: str, entry: ModelEntry) -> bool:
-    """Whether `name` is the name or an alias of the entry, without a format."""
+    """Return whether `name` is the name or an alias of the entry, without a format."""
     return name.strip().casefold() in {each.casefold() for each in (entry.name, *entry.aliases)}
 
 

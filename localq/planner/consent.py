@@ -1,6 +1,6 @@
-"""What a download or a quantization costs, for the question before one of more than 1 GB. Torch-free.
+"""Cost of a download or a quantization, for the confirmation of one of more than 1 GB. Torch-free.
 
-Who asks: the line chat and the verbs at a terminal (`cli.agree`), the full screen by a dialog. Without a terminal a
+The line chat and the verbs ask at a terminal (`cli.agree`), the full screen by a dialog. Without a terminal a
 named model is downloaded without a question, as `ollama` and `hf` do; quantizing needs --yes (exit 2).
 """
 
@@ -21,7 +21,7 @@ USUAL_RATE = 100e6 / 8  # bytes per second of a usual connection, for the estima
 
 @dataclass(frozen=True)
 class OpenCost:
-    """What opening a model takes that is not on this machine.
+    """Cost of opening a model, beyond what is on this machine.
 
     origin       the repository or package
     download     bytes to download, without what is here already
@@ -52,7 +52,7 @@ class OpenCost:
 
     @property
     def is_large(self) -> bool:
-        """Whether it takes a question."""
+        """True if the cost is large enough to need confirmation."""
         return self.download > LIMIT or (self.make_s is not None and self.disk > LIMIT)
 
     @property

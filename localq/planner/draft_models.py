@@ -71,7 +71,7 @@ def check(name: str, arch: Architecture) -> None:
 
 
 def warning(name: str, arch: Architecture, draft_name: str, draft: Architecture) -> str:
-    """What speaks against a draft model, in one line; empty if nothing does."""
+    """Return the objection to a draft model, in one line; empty if there is none."""
     if draft.active_linear_parameters >= arch.active_linear_parameters:
         return f"{draft_name} is no smaller than {name}, so its drafts will rarely be used"
     return ""

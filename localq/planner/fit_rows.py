@@ -173,20 +173,20 @@ def _reason(offer: Offer, plan: Plan) -> str:
 
 
 def quality(offer: Offer) -> str:
-    """What is measured of its quality, in words."""
+    """Return the measured quality of an offer, in words."""
     known = ratio(offer)
     return "perplexity not measured" if known is None else f"perplexity {known:.2f}x that of the unquantized model"
 
 
 def notes(row: FitRow) -> str:
-    """What a table says of a row beside its figures: what was reduced, and the remark; or why it does not fit."""
+    """Return the notes of a table row beside its figures: reductions and the remark, or why it does not fit."""
     if not row.fits:
         return row.reason
     return "; ".join(filter(None, (row.offer.unsupported, reductions(row.now), row.offer.remark)))
 
 
 def reductions(plan: Plan) -> str:
-    """What the planner reduced that may change replies, such as "head NF4, KV cache 8-bit"; empty if nothing."""
+    """Return the planner's reductions that may change replies, such as "head NF4, KV cache 8-bit"; empty if none."""
     if not plan.choice:
         return ""
     head = "" if plan.head in ("16", STORED) else f"head {HEAD_NAMES[plan.head]}"

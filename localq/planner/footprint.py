@@ -134,7 +134,7 @@ def _placed_tables(arch: Architecture, placement: Placement) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _unplaced_bytes(arch: Architecture, format: str, scheme: str, itemsize: int, rows: int) -> dict[str, int]:
-    """Those of `fixed_bytes` that are the same in every placement."""
+    """Return the part of `fixed_bytes` that is the same in every placement."""
     return {
         "kv_cache": sum(count * _recurrent_bytes(kind, itemsize, rows) for kind, count in arch.cache_kinds.items()),
         "tables": _fixed_tables(arch, format, scheme),

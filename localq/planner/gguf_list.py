@@ -26,7 +26,7 @@ from localq.wording import human_bytes, table_lines
 
 @dataclass(frozen=True)
 class CardVerdict:
-    """What a card makes of a model: the tokens of context, 0 if it does not fit, and the same in words."""
+    """Fit of a model on a card: the tokens of context, 0 if it does not fit, and the same in words."""
 
     ctx: int
     text: str

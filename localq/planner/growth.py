@@ -1,4 +1,4 @@
-"""How memory grows with the context. Torch-free."""
+"""Growth of memory with the context. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localq.planner.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How bytes grow with the context.
+    """Growth of bytes with the context.
 
     per_token   per token
     limited     (slots, bytes per token of the first `slots`), such as those of windows that slide

@@ -47,7 +47,7 @@ def duration(time_s: float) -> str:
 
 
 def has_layers(model: str, format: str) -> bool:
-    """Whether localq includes the quantized layers of a model of the catalogue."""
+    """Return whether localq ships the quantized layers of a catalogued model."""
     return (places.PACKAGE_DATA / f"{model}-{format}").is_dir()
 
 

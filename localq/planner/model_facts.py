@@ -106,7 +106,7 @@ def _names(files: ModelFiles) -> list[str]:
 
 
 def _has_mtp(files: ModelFiles, arch: Architecture) -> bool:
-    """Whether the files have an MTP block that can draft."""
+    """Return whether the files have an MTP block that can draft."""
     if files.kind == "gguf":
         return bool(reader.read_header(files.path).mtp)
     return arch.traits.hybrid and any(map(is_of_mtp_block, _names(files)))

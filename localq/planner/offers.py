@@ -71,7 +71,7 @@ class Offer:
 
     @property
     def last(self) -> bool:
-        """Whether it is offered after all others: `Format.offered_last`, or `experts_come_last`."""
+        """True if it is offered after all others: `Format.offered_last`, `experts_come_last`, or no kernel."""
         experts = format_facts.experts_come_last(self.arch, self.format)
         return experts or bool(self._no_kernel) or bool(format_facts.of(self.format).offered_last)
 
@@ -84,12 +84,12 @@ class Offer:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether it is quantized here on a text, which takes hours for a large model."""
+        """True if it is calibrated on a text here, which takes hours for a large model."""
         return self.is_made_here and format_facts.of(self.format).made_from == "text"
 
     @property
     def is_made_here(self) -> bool:
-        """Whether it is not published, but quantized on this machine."""
+        """True if it is not published, but quantized on this machine."""
         return self.source is None and self.base is not None
 
     @property

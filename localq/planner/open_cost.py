@@ -1,4 +1,4 @@
-"""What opening a model costs that is not on this machine: download, disk and time. Torch-free."""
+"""Cost of opening a model, beyond what is on this machine: download, disk and time. Torch-free."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def of_quantizing(
 
 
 def _download(target: Target) -> tuple[str, int]:
-    """Where the files of a target come from, and the bytes that are not here."""
+    """Return the origin of a target's files, and the bytes that are not here."""
     source = target.source or target.base
     if source is None:
         if target.repo is None:

@@ -34,7 +34,7 @@ HEAD_NAMES = {"16": "16-bit", "8": "8-bit", "nf4": "NF4", STORED: "as in the fil
 
 @dataclass(frozen=True)
 class Placement:
-    """Where embedding, head and KV cache are, and in how many bits.
+    """Placement of embedding, head and KV cache, and their bits.
 
     kv_bits  bits of an element of the KV cache: 16 (the type of the model), 8 or 4, or `kv_bits.K8V4`
     embed    "device", or "host": the table in pinned host memory, from which a token reads one row
@@ -51,7 +51,7 @@ class Placement:
     input_table: str = "device"
 
     def is_as_good_as(self, other: Placement) -> bool:
-        """Whether both give the same replies: they differ only in where tables are."""
+        """Return whether both give the same replies: they differ only in where tables are."""
         return (self.kv_bits, self.head) == (other.kv_bits, other.head)
 
 
@@ -166,9 +166,9 @@ class Wishes:
             raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
 
     def choice(self, placement: Placement, arch: Architecture) -> str:
-        """What the planner reduces with `placement` to save memory, or what a wish may spoil, in one line; or empty.
+        """Return, in one line, what the planner reduces with `placement` to save memory, or a wish may spoil; or empty.
 
-        Without the place of the embedding, which changes neither replies nor speed.
+        The place of the embedding is left out: it changes neither replies nor speed.
         """
         if self.kv_bits == 4 and arch.qkv_bias:
             return "this model adds biases to its keys, so 4-bit keys may garble its replies; use --kv k8v4"
@@ -188,7 +188,7 @@ def _placements(wishes: Wishes, shape: PlacedShape) -> tuple[Placement, ...]:
 
 
 def _saves(arch: PlacedShape, tried: Placement, step: Mapping[str, int | str]) -> bool:
-    """Whether the step is possible and saves memory."""
+    """Return whether the step is possible and saves memory."""
     if "input_table" in step:
         return arch.has_inputs
     if "kv_bits" in step:
@@ -205,5 +205,5 @@ def draft_placement(arch: Architecture, kv_bits: KvBits) -> Placement:
 
 
 def kv_storable(arch: Architecture) -> bool:
-    """Whether 8-bit and 4-bit KV caches support heads of this width."""
+    """Return whether 8-bit and 4-bit KV caches support heads of this width."""
     return all(each.head_dim % 8 == 0 and each.head_dim <= MOST_CODED_COLUMNS for each in arch.attention_shapes)

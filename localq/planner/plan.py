@@ -58,7 +58,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model would be loaded. If `fits` is false, `reason` says why in a few words.
+    """Plan for loading a model. If `fits` is false, `reason` says why in a few words.
 
     kv_bits, embed, head  as in `placement.Placement`
     choice                what the planner reduced, in one line (`Wishes.choice`); empty if nothing
@@ -263,7 +263,7 @@ def _ledger(cost: PlacementCost, ctx: int, context_bytes: int) -> Ledger:
 
 
 def _shortage(total: int, ctx: int, budget: Budget) -> str:
-    """Why a plan does not fit; empty if it does."""
+    """Return why a plan does not fit; empty if it does."""
     if isinstance(budget, Ram) and total > budget.bytes:
         needed, free = human_bytes(total), human_bytes(budget.bytes)
         return f"needs {needed} of RAM in {budget.dtype} with {ctx} tokens of context, but only {free} is free"

@@ -52,7 +52,7 @@ def _offer(target: Target, revision: str | None) -> Offer | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model fits (None: unknown), as text; refusal: the error (exit 3 or 2) instead of a download."""
+    """Fit of a model (None: unknown), and as text; refusal: the error (exit 3 or 2) instead of a download."""
 
     fits: bool | None
     text: str
@@ -125,7 +125,7 @@ class File:
 
 @dataclass(frozen=True)
 class PullPlan:
-    """What pulling `target` would do.
+    """Plan for pulling `target`.
 
     origin   the repository or index, or the path of a complete model; commit: of a repository
     files    in the order of the list

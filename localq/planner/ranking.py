@@ -43,7 +43,7 @@ def model_score(offer: Offer) -> float:
 
 
 def is_estimated(offer: Offer) -> bool:
-    """Whether the score of its model is not published, but derived from that of a related or usual one."""
+    """Return whether the model's score is not published, but derived from a related or typical model's."""
     return offer.entry is None or not offer.entry.score or offer.entry.estimated
 
 
@@ -58,7 +58,7 @@ def loss(offer: Offer) -> float:
 
 
 def value(offer: Offer, placement: Placement, ctx: int, tok_s: float | None, *, is_made: bool = False) -> float:
-    """What an offer is worth on a card where it has this placement, context and speed.
+    """Return the value of an offer on a card where it has this placement, context and speed.
 
     is_made   it was quantized here already
     """
@@ -92,5 +92,5 @@ def _points(parameters: float) -> float:
 
 
 def chats(offer: Offer) -> bool:
-    """Whether a model can hold a conversation, as far as the catalogue knows."""
+    """Return whether a model can hold a conversation, as far as the catalogue knows."""
     return offer.entry is None or not offer.entry.base

@@ -36,7 +36,7 @@ class Recommendation:
 
 
 def is_quick_on_cpu(offer: Offer) -> bool:
-    """Whether a CPU reads its weights fast enough to chat."""
+    """Return whether a CPU reads the offer's weights fast enough to chat."""
     idle = offer.arch.linear_parameters - offer.arch.active_linear_parameters
     return offer.arch.parameters - idle <= QUICK_ON_CPU
 
@@ -85,7 +85,7 @@ def best_to_fetch(settings: Settings) -> Recommendation | None:
 
 
 def _why_none_here() -> str:
-    """Why `best_here` has found none."""
+    """Return why `best_here` found no model."""
     found = [each for each in local_models.list_local() if each.complete]
     if any(each.where != "embedded" for each in found):
         return "No chat model on this machine is both small enough and fast enough."
@@ -106,7 +106,7 @@ def _unlisted(model: LocalModel) -> Offer | None:
 
 @dataclass(frozen=True)
 class _Judge:
-    """What offers are worth on this machine."""
+    """Judge of the value of offers on this machine."""
 
     settings: Settings
     room: Room
@@ -130,7 +130,7 @@ class _Judge:
         return self.room.gpu.name if self.room.gpu is not None else "this CPU"
 
     def value(self, offer: Offer, *, is_made: bool = False) -> float | None:
-        """What an offer is worth; None if it does not run, chat or fit, or is slow. is_made: as for `ranking.value`."""
+        """Return an offer's value; None if it cannot run, chat or fit, or is slow. is_made: as for `ranking.value`."""
         if offer.unsupported or offer.last or not ranking.chats(offer):
             return None
         if isinstance(self.room.budget, int):

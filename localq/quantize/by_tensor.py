@@ -81,7 +81,7 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
 
 
 def has_mtp(source: ModelFiles) -> bool:
-    """Whether the files of this model may have an MTP block, which is kept."""
+    """Return whether the files of this model may have an MTP block, which is kept."""
     return MODEL_TYPES[text_part(source.config)[0]].hybrid
 
 

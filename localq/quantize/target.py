@@ -41,12 +41,12 @@ class TargetFormat(Protocol):
 
     @property
     def rotates(self) -> bool:
-        """Inputs of matrices may be rotated at run time."""
+        """True if inputs of matrices may be rotated at run time."""
         ...
 
     @property
     def shares(self) -> bool:
-        """Matrices that read the same input share their codebooks."""
+        """True if matrices that read the same input share their codebooks."""
         ...
 
     def dtype(self, stated: str) -> str:

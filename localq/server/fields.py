@@ -24,7 +24,7 @@ class Fields:
         return f"{self.path}.{field}" if self.path else field
 
     def has(self, field: str) -> bool:
-        """The field is there, and not null."""
+        """Return whether the field is there, and not null."""
         return self._body.get(field) is not None
 
     def value(self, field: str) -> Any:

@@ -57,28 +57,28 @@ class Access:
     key: Secret | None = None
 
     def knows_host(self, value: str) -> bool:
-        """Whether a Host header names this server."""
+        """Return whether a Host header names this server."""
         name, _ = _split_host(value.lower())
         return name in self.hosts or self._is_here(value.lower(), self.any_address)
 
     def _is_here(self, value: str, any_address: bool) -> bool:
-        """Whether this is a name of this server with its port."""
+        """Return whether `value` is a name of this server with its port."""
         name, port = _split_host(value)
         if name is None or not (port == self.port or (port is None and self.port == 80)):
             return False
         return name in LOOPBACK or name in self.hosts or (any_address and _is_address(name))
 
     def knows_origin(self, value: str, host: str) -> bool:
-        """Whether pages of this origin may use the server: its own ones, and those that are named.
+        """Return whether pages of this origin may use the server: its own, and the named ones.
 
-        host: of the request. Another address than that one is another machine, also with the port of this server.
+        host: of the request. An address other than that is another machine, even with the port of this server.
         """
         place = value.removeprefix("http://")
         is_own = place != value and self._is_here(place, self.any_address and place == host.lower())
         return is_own or value in self.origins
 
     def knows_key(self, given: bytes | None) -> bool:
-        """Whether this is the key; takes the same time for every wrong one."""
+        """Return whether `given` is the key; takes the same time for every wrong one."""
         if self.key is None:
             return True
         known = hashlib.sha256(self.key.reveal().encode()).digest()

@@ -24,7 +24,7 @@ class ModelRequest:
     wanted: OpenOptions = OpenOptions()  # noqa: RUF009
 
     def same_load(self, other: ModelRequest) -> bool:
-        """Whether a model that is loaded for `other` is loaded for this request as well."""
+        """Return whether a model that is loaded for `other` also serves this request."""
         return (self.name, self.wanted.format) == (other.name, other.wanted.format) and all(
             getattr(self.settings, name) == getattr(other.settings, name) for name in OF_ENGINE
         )

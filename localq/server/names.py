@@ -38,7 +38,7 @@ class ModelNames:
         self._started = time.time()
 
     def is_own(self, name: str) -> bool:
-        """Whether `name` means the model of the server."""
+        """Return whether `name` means the model of the server."""
         return name.strip().casefold() in self._own
 
     def find(self, name: str, now: ModelRequest | None) -> ModelRequest:

@@ -58,7 +58,7 @@ class LimitedProtocol(H11Protocol):
         self._unwanted = 0  # bytes of a body whose response is written
 
     def connection_made(self, transport: Any) -> None:
-        """A client has connected."""
+        """Handle a new connection."""
         super().connection_made(transport)
         self._wait_for_headers()
         raw = transport.get_extra_info("socket")
@@ -68,7 +68,7 @@ class LimitedProtocol(H11Protocol):
             self._refuse(503)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Handle received bytes."""
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
@@ -82,7 +82,7 @@ class LimitedProtocol(H11Protocol):
             self._read_ahead()
 
     def _is_unwanted(self, data: bytes) -> bool:
-        """Whether these bytes belong to a refused body that has not ended."""
+        """Return whether `data` takes a refused body that has not ended past `DISCARD_BYTES`."""
         is_answered = self.cycle is not None and self.cycle.response_complete
         is_body = is_answered and self.conn.their_state is h11.SEND_BODY
         self._unwanted = self._unwanted + len(data) if is_body else 0

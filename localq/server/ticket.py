@@ -58,12 +58,12 @@ class Ticket(Generic[T]):
 
     @property
     def cancelled(self) -> bool:
-        """`cancel` was called."""
+        """True once `cancel` was called."""
         return self._cancelled
 
     @property
     def ended(self) -> bool:
-        """Nothing is added any more; items may wait to be read."""
+        """True once nothing more is added; items may wait to be read."""
         return self._ended
 
     def cancel(self) -> None:
@@ -81,7 +81,7 @@ class Ticket(Generic[T]):
     # ---- for the thread of the slot
 
     def begin(self, engine: JobClient) -> bool:
-        """The job starts, over this client; False where it was cancelled before."""
+        """Start the job, over this client; False if it was cancelled before."""
         with self._lock:
             if not self._cancelled:
                 self._engine = engine

@@ -139,7 +139,7 @@ class UserSocket:
 
 
 def _has_room(connection: socket.socket) -> bool:
-    """Whether a short message can be written at once: Linux says so while at most a quarter of the buffer is used."""
+    """Return whether a short message can be written at once: on Linux, if at most a quarter of the buffer is used."""
     asked = select.poll()
     asked.register(connection, select.POLLOUT)
     return bool(asked.poll(0))

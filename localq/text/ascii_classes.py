@@ -95,7 +95,7 @@ class _Rewriter:
         return len(found[0]), found[0]
 
     def _escape(self, letter: str) -> str:
-        """What replaces the escape of `letter`; empty: it stays."""
+        """Return the replacement for the escape of `letter`; empty: it stays."""
         kind, flags = letter.lower(), self.groups[-1]
         if kind not in _ASCII or (flags.unicode is not None and not self.spell_unicode):
             return ""

@@ -36,7 +36,7 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether a line of `text` begins with a GBNF rule."""
+    """Return whether a line of `text` begins with a GBNF rule."""
     return any(_HEAD.match(line) for line in text.splitlines())
 
 

@@ -138,7 +138,7 @@ def matcher(wanted: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
 
 
 def matches(wanted: Grammar, text: str) -> bool:
-    """Whether `text` is a whole reply of the grammar. A grammar that needs the model's tokens counts as no."""
+    """Return whether `text` is a complete reply of the grammar; False for a grammar that needs the model's tokens."""
     import llguidance  # start-up cost: only where there is a grammar
 
     try:

@@ -39,32 +39,32 @@ BROKEN = "<\u200b|"  # replaces <| where it is not a mark
 
 
 def is_template(template: str | None) -> bool:
-    """Whether a model with this chat template uses channels, or recipients in their place."""
+    """Return whether a model with this chat template uses channels, or recipients in their place."""
     text = template or ""
     return all(mark in text for mark in (START, MESSAGE)) and (CHANNEL in text or f"{_TO}self" in text)
 
 
 def answer_opening(template: str | None) -> str:
-    """What begins an answer, in a reply to a prompt of this template; "" without channels."""
+    """Return the opening of an answer, in a reply to a prompt of this template; "" without channels."""
     if not is_template(template):
         return ""
     return FINAL if CHANNEL in (template or "") else _TO_USER
 
 
 def following(template: str | None) -> str:
-    """What stands between two messages of a reply, in channels or recipients as this template has them."""
+    """Return the text between two messages of a reply, in channels or recipients as this template has them."""
     return _NEXT if CHANNEL in (template or "") else f"{MUSE_END}{START}assistant"
 
 
 def has_form(template: str | None, content: str) -> bool:
-    """Whether a stored reply is in channels as this template has them."""
+    """Return whether a stored reply is in channels as this template has them."""
     header = content.partition(MESSAGE)[0]
     is_other = CHANNEL not in header and _TO in header if CHANNEL in (template or "") else CHANNEL in header
     return begins_reply(content) is True and not is_other
 
 
 def begins_reply(text: str) -> bool | None:
-    """Whether `text` begins a reply in channels; None: too short to know."""
+    """Return whether `text` begins a reply in channels; None: too short to know."""
     lead = _LEAD.match(text)
     rest = text[lead.end() :] if lead else text
     if any(rest.startswith(mark) for mark in _FIRST):
@@ -73,7 +73,7 @@ def begins_reply(text: str) -> bool | None:
 
 
 def is_answer(header: str) -> bool:
-    """Whether the message with this header, up to its `<|message|>`, is the answer."""
+    """Return whether the message with this header, up to its `<|message|>`, is the answer."""
     name, recipient = _NAME.search(header), _RECIPIENT.search(header)
     return (name is None or name[1] == "final") and (recipient is None or recipient[1] == "user")
 
@@ -114,7 +114,7 @@ class Channels:
 
     @property
     def in_header(self) -> bool:
-        """The last message has no text yet: its header is not complete."""
+        """True while the last message has no text yet: its header is not complete."""
         return self._in_header and self.thinking
 
     def push(self, text: str) -> tuple[str, str]:

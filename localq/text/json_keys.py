@@ -30,7 +30,7 @@ class KeyScanner:
 
     @property
     def has_keys(self) -> bool:
-        """An open object has keys already."""
+        """True if an open object has keys already."""
         return any(self.objects)
 
     def push(self, data: bytes) -> None:
@@ -42,7 +42,7 @@ class KeyScanner:
                 self._between(byte)
 
     def would_repeat(self, data: bytes) -> bool:
-        """Whether reading `data` next would write a key for the second time."""
+        """Return whether reading `data` next would repeat a key."""
         ahead = self.copy()
         ahead.push(data)
         return ahead.repeats
@@ -56,7 +56,7 @@ class KeyScanner:
         )  # fmt: skip
 
     def ends_known(self, rest: bytes) -> bool:
-        """Whether the open key, with `rest` and a quote next, is a key that its object has. `rest` has no quote."""
+        """Return whether the open key, ended by `rest` and a quote, is in its object already. `rest` has no quote."""
         if self.text is None or not self.is_key or not self.objects:
             return False
         if self._is_escaped:

@@ -1,4 +1,4 @@
-"""Whether two models have the same tokenizer, so that one can draft for the other.
+"""Comparison of two models' tokenizers: if they are the same, one can draft for the other.
 
 Ids of the same text must be the same. The vocabularies are compared id by id, special tokens included; then the ids of
 sample texts, because files state differently from release to release how a text is split. Ids that only the draft model
@@ -38,7 +38,7 @@ def mismatch(draft_name: str, why: str) -> LocalqError:
 
 
 def difference(target: Tokenizer, draft: Tokenizer) -> str:
-    """Where two tokenizers differ, in a few words; empty if they are the same."""
+    """Return the difference between two tokenizers, in a few words; empty if they are the same."""
     ours, theirs = (_texts(each) for each in (target, draft))
     shared = [id for id in ours.keys() & theirs.keys() if id < min(target.rows, draft.rows)]
     differing = [id for id in shared if ours[id] != theirs[id] and not _is_padding(ours[id], theirs[id])]

@@ -85,7 +85,7 @@ def one_of_note(schema: Any) -> str:
 
 
 class _Found:
-    """What is removed from a schema: format or keyword -> where."""
+    """Record of what is removed from a schema: format or keyword -> where."""
 
     def __init__(self, lenient: bool) -> None:
         self.lenient = lenient

@@ -178,7 +178,7 @@ def _close_own(node: dict[str, Any], names: _Names) -> None:
 
 
 def _covers(own: _Names, wanted: _Names) -> bool:
-    """Whether a schema with the names `own` needs no other form beside schemas that name `wanted`."""
+    """Return whether a schema with the names `own` needs no other form beside schemas that name `wanted`."""
     return (
         set(wanted.properties) <= set(own.properties)
         and set(wanted.patterns) <= set(own.patterns)

@@ -52,12 +52,12 @@ class ThoughtSplitter:
 
     @property
     def over(self) -> bool:
-        """No thought follows: it has ended, or the reply begins with something else."""
+        """True once no thought follows: it has ended, or the reply begins with something else."""
         return self._begun and not self.thinking if self._channels is None else not self._channels.thinking
 
     @property
     def in_header(self) -> bool:
-        """Text that comes now belongs to the header of a message in a channel, not to thought or answer."""
+        """True while text belongs to the header of a message in a channel, not to thought or answer."""
         return self._channels is not None and self._channels.in_header
 
     def take_messages(self) -> list[tuple[str, str]]:

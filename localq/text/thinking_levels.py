@@ -53,7 +53,7 @@ def listing(found: tuple[str, ...], word: str) -> str:
 
 
 def _takes(text: str, name: str, level: str, unknown: str | None) -> bool:
-    """Whether `level` is a level: it is rendered otherwise than an unknown one (None: refused), or named in quotes."""
+    """Return whether `level` is one: it renders unlike an unknown one (None: refused), or is named in quotes."""
     rendered = _rendered(text, {name: level})
     return rendered is not None and (rendered != unknown or f"'{level}'" in text or f'"{level}"' in text)
 
@@ -71,7 +71,7 @@ def switch(text: str) -> tuple[str, Any, Any] | None:
 
 @functools.lru_cache(maxsize=8)
 def can_switch_off(text: str) -> bool:
-    """Whether the template `text` has a switch for thinking, and does not refuse to turn it off."""
+    """Return whether the template `text` has a switch for thinking, and does not refuse to turn it off."""
     if (found := switch(text)) is None:
         return False
     name, on, off = found

@@ -1,4 +1,4 @@
-"""Where a reply stands in its thought, token by token, and the text that ends the thought: for a thinking budget.
+"""Thinking state of a reply, token by token, and the text that ends the thought: for a thinking budget.
 
 The reply is read as a front end reads it (`thinking`, `harmony`), so both agree on what is thought and what is answer.
 An ending is the plain closing tag, or for channels the end of the message and the opening of the answer. vLLM and
@@ -55,12 +55,12 @@ class ThoughtState:
 
     @property
     def over(self) -> bool:
-        """The answer has begun."""
+        """True once the answer has begun."""
         return self._splitter.over
 
     @property
     def thinking(self) -> bool:
-        """The thought has begun and not ended; of channels, the text of a message, not its header."""
+        """True while a thought has begun and not ended; of channels, the text of a message, not its header."""
         return self._splitter.thinking and not self._splitter.in_header
 
     def push(self, id: int) -> None:
@@ -74,7 +74,7 @@ class ThoughtState:
         self._header = self._header + 1 if self._splitter.in_header and not self.over else 0
 
     def can_end(self) -> bool:
-        """Whether `ending` may follow now: not within a character or a header."""
+        """Return whether `ending` may follow now: not within a character or a header."""
         if self._in_channels and not self._recent and not self.thinking:
             return not self.over  # nothing is written yet: the answer opens at once
         if not self.thinking:

@@ -20,7 +20,7 @@ class Tags:
 
     @property
     def ending(self) -> str:
-        """What ends an unfinished thought."""
+        """Text that ends an unfinished thought."""
         return self.inside + self.closing + self.below
 
     def wrap(self, thought: str) -> str:
@@ -57,7 +57,7 @@ _NO_THOUGHT = re.compile(
 
 
 def is_shown(token: str) -> bool:
-    """Whether a special token is part of a reply's text: a tag of thoughts."""
+    """Return whether a special token is part of a reply's text, as tags of thoughts are."""
     return token in TOKENS or _OF_THOUGHTS.search(token) is not None
 
 
@@ -68,7 +68,7 @@ def begun_by(text: str) -> Tags | None:
 
 
 def may_begin(text: str) -> bool:
-    """Whether more text could make `text` begin with a tag."""
+    """Return whether more text could make `text` begin with a tag."""
     start = text.lstrip()
     return any(each.opening.startswith(start) for each in PAIRS)
 

@@ -70,7 +70,7 @@ class Tokenizer:
 
     @functools.cached_property
     def turn_marks(self) -> TurnMarks:
-        """What the template writes around messages. Raises LocalqError where the template does not end."""
+        """Marks that the template writes around messages. Raises LocalqError if rendering it does not end."""
         return turn_marks.find(self.backend, self.special_tokens, self.stop_ids, self.chat_template)
 
     @functools.cached_property

@@ -97,7 +97,7 @@ def find(
 
 
 def _frames(text: str) -> bool:
-    """Whether an added token frames turns, special or not; white space and names of roles are added tokens, too."""
+    """Return whether an added token, special or not, frames turns; white space and role names are added tokens, too."""
     return _BETWEEN_SIGNS.fullmatch(text) is not None and not thought_tags.is_shown(text)
 
 

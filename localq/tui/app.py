@@ -218,7 +218,7 @@ class LocalqApp(ChatApp):
         return OpenOptions(format, force, fresh=self.wanted is not None and self.wanted.fresh)
 
     def _is_free_to_switch(self) -> bool:
-        """No other model is being opened: cancelling that would leave the conversation without one."""
+        """Return whether no other model is being opened: cancelling that would leave the conversation without one."""
         if self._switching:
             self.notify("Another model is loading; please wait.", markup=False)
         return not self._switching

@@ -37,7 +37,7 @@ def socket_path(folder: Path, pid: int) -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether `folder` is a folder of this user that nobody else can open. Raises OSError where there is none."""
+    """Return whether `folder` is a folder of this user that nobody else can open. Raises OSError if there is none."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
@@ -73,7 +73,7 @@ def _connect(path: Path) -> socket.socket:
 
 
 def is_own(connection: socket.socket) -> bool:
-    """Whether this user runs the process at the other end."""
+    """Return whether this user runs the process at the other end."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return bool(_PEER.unpack(peer)[1] == os.geteuid())
 
@@ -88,11 +88,11 @@ class SharedEngine:
     holding: Holding
 
     def holds(self, request: Load) -> bool:
-        """Whether the server holds the model of `request`, loaded with the same options; maybe, before a first load."""
+        """Return whether the server holds the model of `request`, with the same options; True before the first load."""
         return self.holding.load in (None, request)
 
     def selects(self, name: str, format: str | None) -> bool:
-        """Whether a user who asks for the model `name` in `format` (None: any) means the model of this server."""
+        """Return whether a request for model `name` in `format` (None: any) means the model of this server."""
         holding = self.holding
         if format is not None and format != holding.format:
             return name == holding.model and holding.model.endswith(f"@{format}")

@@ -85,7 +85,7 @@ class ThinkingBudget:
             yield dataclasses.replace(step, stats=dataclasses.replace(step.stats, forced_tokens=self.forced))
 
     def _left(self) -> int:
-        """How many of the next tokens cannot be past the budget."""
+        """Return how many of the next tokens cannot exceed the budget."""
         state = self._state
         if self._is_done or state.over:
             return FREE
@@ -98,9 +98,9 @@ class ThinkingBudget:
 
 
 class BudgetFork:
-    """What a `ThinkingBudget` allows along a draft: its ending, or what its grammar allows within the budget.
+    """Tokens that a `ThinkingBudget` allows along a draft: its ending, or what its grammar allows within the budget.
 
-    It has stopped where the budget may say otherwise: a draft ends there.
+    The fork stops where the budget may decide otherwise: a draft ends there.
     """
 
     def __init__(self, ending: list[int], left: int, inner: Constraint | None, rows: int) -> None:

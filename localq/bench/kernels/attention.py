@@ -28,7 +28,7 @@ STORED_ERROR = {8: 0.01, 4: 0.16}
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
-    """What is to be measured."""
+    """Return the rows to measure for `work`, one callable each."""
     attended: list[Callable[[Bench], Row]] = [
         partial(attention_row, heads=heads, depth=depth, bits=bits, dtype=torch.float16)
         for heads in work.attention

@@ -47,7 +47,7 @@ GGUF_TYPES = ("Q4_K", "Q6_K")  # of gate and up, and of down in most layers of a
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
-    """What is to be measured."""
+    """Return the rows to measure for `work`, one callable each."""
     found: list[Callable[[Bench], Row]] = []
     for mixture in work.mixtures:
         found += [partial(row, mixture=mixture) for row in (router_row, gate_up_row, down_row, mixture_row)]

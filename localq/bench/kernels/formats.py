@@ -200,7 +200,7 @@ def _roofs() -> list[Measured]:
 
 
 def roof_row(bench: Bench, size: int, step: int) -> Row:
-    """How fast L2 gives random sectors: half of each is asked for at steps of 16 bytes."""
+    """Time reads of random sectors from L2; at steps of 16 bytes, each requests half a sector."""
     table = torch.full((size,), 0x5A, dtype=torch.uint8, device=bench.device)
     on_gpu = bench.device.type == "cuda"
     count = torch.cuda.get_device_properties(bench.device).multi_processor_count if on_gpu else 1

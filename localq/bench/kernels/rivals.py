@@ -147,7 +147,7 @@ def vptq_products(bench: Bench, x: Tensor, copies: Copies, exact: Tensor) -> Riv
 
 
 def _order(places: Tensor | None) -> Tensor | None:
-    """What the package reads: the column of each place, int16 (bits of a u16)."""
+    """Return the column of each place as the package reads it, int16 (bits of a u16)."""
     if places is None:
         return None
     order = torch.argsort(places.int() & 0xFFFF)

@@ -1,4 +1,4 @@
-"""What a kernel is judged by: the read bandwidth of this device as measured, and times with a cold L2 cache.
+"""Roofline for kernels: the measured read bandwidth of this device, and timings with a cold L2 cache.
 
 Cold means that the data of a launch was not touched by the launches before it: they take turns over copies whose sum is
 more than twice the cache. Launches are captured in one CUDA graph, as decoding does, so that the gap between two of
@@ -85,7 +85,7 @@ def _gpu_seconds(reduction: Callable[[Tensor], Tensor], buffer: Tensor) -> float
 
 
 def copies_for_cold_cache(bytes_each: int, cache_bytes: int) -> int:
-    """How many copies of `bytes_each` must take turns: together more than twice the cache, and never one alone."""
+    """Return the number of copies of `bytes_each` to cycle through: over twice the cache in total, at least two."""
     return 2 * cache_bytes // bytes_each + 2
 
 
@@ -109,7 +109,7 @@ def time_cold(launches: Sequence[Callable[[], object]], replays: int = 30) -> Ti
 
 
 def turns_for(graph_us: float) -> int:
-    """How many turns a graph needs in which one takes so long, with its start."""
+    """Return the number of turns to capture in a graph, given the time of one turn with the graph's start."""
     return max(1, math.ceil(GRAPH_US / max(graph_us, 1.0)))
 
 

@@ -23,7 +23,7 @@ BEAMS = (16, 64)
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
-    """What is to be measured."""
+    """Return the rows to measure for `work`, one callable each."""
     found: list[Callable[[Bench], Row]] = []
     for product in work.dequantized:
         found += [partial(search_row, product=product, beam=beam) for beam in BEAMS]

@@ -1,4 +1,4 @@
-"""What `localq bench --kernels` times: the launches of real models, the standard ones or those that were asked for.
+"""Workloads of `localq bench --kernels`: the launches of real models, the standard set or the requested ones.
 
 A product is one launch of a matrix-vector kernel: one matrix, or several that read the same x, with what the decode
 step fuses around them.
@@ -153,9 +153,9 @@ STANDARD = Workload(
 
 
 def workload(asked: str | None) -> Workload:
-    """What `localq bench --kernels ASKED` means: nothing, "28672x8192,4096x4096", or the name of a catalogued model.
+    """Parse ASKED of `localq bench --kernels ASKED`: nothing, "28672x8192,4096x4096", or a catalogued model.
 
-    Raises LocalqError: exit 2 for a shape that is none, 4 for an unknown model.
+    Raises LocalqError: exit 2 for an invalid shape, 4 for an unknown model.
     """
     if asked is None:
         return STANDARD

@@ -40,7 +40,7 @@ DELTA_NETS = ((16, 3, 5120), (16, 2, 4096), (16, 1, 1024))  # key heads, value h
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
-    """What is to be measured."""
+    """Return the rows to measure for `work`, one callable each."""
     found: list[Callable[[Bench], Row]] = [partial(rmsnorm_row, width=width) for width in work.widths]
     found += [
         partial(delta_decode_row, key_heads=heads, shared=each, hidden=hidden) for heads, each, hidden in DELTA_NETS

@@ -1,4 +1,4 @@
-"""What all rows of the kernel benchmark share: cold copies, a check against fp64, the rivals that may not be there."""
+"""Code shared by all rows of the kernel benchmark: cold copies, a check against fp64, and optional rivals."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CHUNK = 4096  # rows of a matrix that are multiplied in fp64 at a time
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how to measure."""
+    """Settings of a measurement: the device, the size of its cache, and the number of replays."""
 
     device: torch.device
     cache_bytes: int
     replays: int
 
     def copies(self, bytes_each: int) -> int:
-        """How many copies of so many bytes must take turns to be cold."""
+        """Return how many copies of `bytes_each` to cycle through for a cold cache."""
         return roofline.copies_for_cold_cache(max(bytes_each, 1), self.cache_bytes)
 
     def time(self, launches: Sequence[Callable[[], object]]) -> Timing:
@@ -47,7 +47,7 @@ class Bench:
 
 
 def guard(name: str, made: Callable[[], Rival]) -> Rival:
-    """What `made` gives. A rival that fails is a note with its own words, and costs nothing of ours."""
+    """Return the result of `made`; a rival that fails becomes a note with its error, and our rows go on."""
     try:
         return made()
     except Exception as error:  # other people's code: any failure of it is theirs to name
@@ -79,7 +79,7 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a rival can be imported."""
+    """Return whether a rival can be imported."""
     return importlib.util.find_spec(package) is not None
 
 

@@ -71,7 +71,7 @@ def changes(format: str, model: Decoder, dtype: str) -> dict[str, Any]:
 
 
 def _target(format: str) -> TargetFormat | None:
-    """How the encoder writes it; None for formats that are not made on a text."""
+    """Return the encoder's target format; None for formats that are not calibrated on a text."""
     facts = format_facts.of(format)
     return target_format(facts.quantize_name or format) if facts.made_from == "text" else None
 

@@ -1,4 +1,4 @@
-"""Where the weights of a benchmark come from: files, or random numbers."""
+"""Sources of a benchmark's weights: files, or random numbers."""
 
 from __future__ import annotations
 

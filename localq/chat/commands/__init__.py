@@ -165,7 +165,7 @@ def _set_draft(session: ChatSession, name: str, value: Any) -> str | SwitchModel
 
 
 def _needs_block(session: ChatSession, chosen: settings.Settings) -> bool:
-    """Whether an MTP block must be loaded for these settings. Raises LocalqError (exit 2) where there is none."""
+    """Return whether these settings require loading an MTP block. Raises LocalqError (exit 2) if there is none."""
     options, loaded = session.request.options, session.loaded
     if chosen.draft != drafts.MTP or (loaded is not None and loaded.no_drafts):
         return False

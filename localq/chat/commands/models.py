@@ -94,7 +94,7 @@ def parameters(session: ChatSession) -> str:
 
 
 def origin_lines(session: ChatSession, *names: str) -> list[str]:
-    """Which settings, of `names` if given, a project's file has decided."""
+    """Return a line on the settings that a project's file decides, limited to `names` if given; else none."""
     decided = {name: path for name, path in session.decided.items() if name in names or not names}
     return [f"({wording.project_summary(decided)})"] if decided else []
 

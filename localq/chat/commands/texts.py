@@ -94,7 +94,7 @@ def alternatives(session: ChatSession, argument: str, host: Host) -> str:
 
 
 def tokens(session: ChatSession, argument: str, host: Host) -> str:
-    """How full the context is."""
+    """Report how full the context is."""
     if not session.conversation.path():
         return "the conversation is empty"
     used, read = len(session.prompt()), len(session.prompt_messages())

@@ -47,7 +47,7 @@ class Message:
 
     @property
     def shown(self) -> str:
-        """What a front end shows: the answer of a reply, the words of a user."""
+        """Text that a front end shows: the answer of a reply, or the words of a user."""
         return self.answer if self.role == "assistant" else self.words
 
     def attached_texts(self) -> tuple[tuple[AttachedFile, str], ...]:
@@ -163,7 +163,7 @@ class Conversation:
         return path[:-1] if path and self.turns[path[-1]].message.role == "user" else path
 
     def model_context(self) -> tuple[TurnSummary | None, list[int]]:
-        """What the prompt has of the path: the summary of its beginning, if any, and the turns after it."""
+        """Return the prompt's part of the path: the summary of its beginning, if any, and the turns after it."""
         path = self.path()
         place = {turn: index for index, turn in enumerate(path)}
         fits = [each for each in self.summaries if each.upto in place]

@@ -86,7 +86,7 @@ def make_room(path: Path, needed_bytes: int, cap_bytes: int) -> None:
 
 
 def to_evict(found: list[SnapshotFile], cap_bytes: int) -> list[SnapshotFile]:
-    """Those of `found` (least recently used first) to remove so that the rest takes at most `cap_bytes`."""
+    """Return the files of `found` (least recently used first) to remove so that the rest fits `cap_bytes`."""
     left, going = sum(each.bytes for each in found), []
     for each in found:
         if left <= cap_bytes:

@@ -42,7 +42,7 @@ class SnapshotKeeper:
         self._notice = ""
 
     def take_notice(self) -> str:
-        """Why the last snapshot was not used or not saved; "" if nothing failed. Clears the notice."""
+        """Return and clear the reason the last snapshot was not used or not saved; "" if nothing failed."""
         notice, self._notice = self._notice, ""
         return notice
 
@@ -109,14 +109,14 @@ class SnapshotKeeper:
             )
 
     def _is_gone(self, record: Record | None) -> bool:
-        """`record` was deleted, here or by another process: it must not be written again."""
+        """Return whether `record` was deleted, here or by another process: it must not be written again."""
         with contextlib.suppress(LocalqError):  # an unreadable database: treat none as deleted
             store = ConversationStore(self._database)
             return record is not None and store.path.exists() and record.id not in store.ids()
         return False
 
     def _is_worth_it(self, tokens: int, needed_bytes: int) -> bool:
-        """Reading the tokens again would take longer than the file, by the prefill speed so far."""
+        """Return whether rereading the tokens would take longer than the file, by the prefill speed so far."""
         if not self._read:
             return False
         return tokens * self._read_s / self._read >= WORTH_S + needed_bytes / FILE_BYTES_PER_S

@@ -1,6 +1,6 @@
-"""Whether the arguments of a call match what a tool takes, before the user is asked about it.
+"""Validation of a tool call's arguments against the schema, before the user is asked about it.
 
-The declared JSON schema is a stranger's, so only what is checked in linear time is: types, required and unknown names,
+The JSON schema is untrusted, so only checks in linear time are made: types, required and unknown names, and
 enumerations, in objects and lists. Patterns, references and combinations are left to the server, which checks again.
 """
 
@@ -18,7 +18,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def mismatch(arguments: str, schema: Mapping[str, Any]) -> str:
-    """Why the JSON text `arguments` does not match `schema`; empty where it does, or this module cannot tell."""
+    """Return why the JSON text `arguments` does not match `schema`; empty if it does, or this module cannot tell."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -92,7 +92,7 @@ class ServerConnection:
 
     @property
     def is_open(self) -> bool:
-        """Tools can be called."""
+        """True while tools can be called."""
         return self._client is not None and self._exit_code is None
 
     def open(self) -> concurrent.futures.Future[list[ServerTool]]:
@@ -186,7 +186,7 @@ class ServerConnection:
         return LocalqError(f"{OPTION} {self.server.name}", why, step)
 
     def _reason(self, error: BaseException) -> str:
-        """Why a connection or a call failed, in words."""
+        """Return the reason a connection or a call failed, in words."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, LocalqError):

@@ -18,7 +18,7 @@ MOST_DESCRIPTION = 2000  # characters that the model reads
 
 
 class Permission(enum.StrEnum):
-    """Whether a tool may be called: the user is asked, has allowed it for this chat, or never wants it."""
+    """Permission to call a tool: ask the user, allowed for this chat, or never."""
 
     ASK = "ask"
     ALLOWED = "allowed"
@@ -69,7 +69,7 @@ class Question:
 
     @property
     def is_answered(self) -> bool:
-        """There is an answer."""
+        """True once there is an answer."""
         return self._answered.done()
 
     def on_answer(self, act: Callable[[], object]) -> None:

@@ -34,7 +34,7 @@ class ToolResult:
 
     @property
     def is_cut(self) -> bool:
-        """Some characters are left out."""
+        """True if some characters are left out."""
         return self.length > len(self.text)
 
     @property

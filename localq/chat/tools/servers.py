@@ -43,7 +43,7 @@ class ToolServer:
 
     @property
     def is_local(self) -> bool:
-        """The address is on this machine."""
+        """True if the address is on this machine."""
         return is_loopback(urlsplit(self.address).hostname or "")
 
 
@@ -69,7 +69,7 @@ def parse(named: Sequence[str], configured: Mapping[str, str]) -> list[ToolServe
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine: localhost, 127.0.0.0/8 or ::1."""
+    """Return whether `host` is this machine: localhost, 127.0.0.0/8 or ::1."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -120,7 +120,7 @@ class _CallRun:
 
     @functools.cached_property
     def wrong(self) -> str:
-        """Why it cannot be run, whatever the user allows; empty where it can."""
+        """Reason the call cannot run, whatever the user allows; empty if it can."""
         if self.tool is None:
             known = ", ".join(each.label for each in self.toolbox.tools) or "none"
             return f"no such tool: {self.call.name!r}; available tools: {known}"
@@ -160,7 +160,7 @@ class _CallRun:
         return self.toolbox.call(self.tool, self.call.arguments, self.is_stopped) or results.error(STOPPED)
 
     def _refusal(self, tool: OfferedTool) -> str:
-        """Why the call is not allowed; empty where it is."""
+        """Return why the call is not allowed, asking the user if needed; empty if it is."""
         if self.permission is not Permission.ASK:
             return NEVER if self.permission is Permission.NEVER else ""
         decision = self.toolbox.ask(tool, self.call.arguments, self.is_stopped)

@@ -130,7 +130,7 @@ class Toolbox:
         return ", ".join(self._connections)
 
     def is_running(self, name: str) -> bool:
-        """Whether tools of the server `name` can be called."""
+        """Return whether the tools of the server `name` can be called."""
         return self._connections[name].is_open
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class Toolbox:
         self._notices += [f"--mcp-allow {each}: no such tool" for each in unknown]
 
     def permission(self, tool: OfferedTool) -> Permission:
-        """Whether the tool may be called."""
+        """Return the permission to call the tool."""
         known = self._permissions.get((tool.server, tool.name))
         if known is not None:
             return known
@@ -233,7 +233,7 @@ class Toolbox:
 
 
 def _declarable(tool: OfferedTool) -> tuple[str, int]:
-    """Why a tool cannot be declared to a model, or "", and the size of its declaration in bytes."""
+    """Return why a tool cannot be declared to a model, or "", and the size of its declaration in bytes."""
     try:
         size = len(json.dumps(tool.declared.to_dict()))
     except LocalqError as error:

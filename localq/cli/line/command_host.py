@@ -1,4 +1,4 @@
-"""What slash commands use of the line chat: clipboard, editor, stdout."""
+"""Host of slash commands in the line chat: clipboard, editor, stdout."""
 
 from __future__ import annotations
 

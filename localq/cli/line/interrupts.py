@@ -27,7 +27,7 @@ class Interrupts:
         self._held.append(True)
 
     def take(self) -> bool:
-        """Whether a press is pending; clears it."""
+        """Return whether a press is pending, and clear it."""
         held, self._held = self._held, []  # a press at this moment is in one of the two
         return bool(held)
 

@@ -187,7 +187,7 @@ class LineChat:
 
     @property
     def takes_commands(self) -> bool:
-        """Whether /commands and @files count in the lines that are read."""
+        """True if /commands and @files are recognized in input lines."""
         return self.scripted or sys.stdin.isatty()
 
     def run(self, first: PromptText | None = None) -> int | SwitchModel:
@@ -311,7 +311,7 @@ class LineChat:
         return self.stream(parts)
 
     def _draws_markdown(self) -> bool:
-        """Replies are drawn as Markdown; those by a grammar never are."""
+        """Return whether replies are drawn as Markdown; those by a grammar never are."""
         return self.host.markdown and self.session.grammar is None
 
     def stream(self, parts: Replies, previous: str = "") -> Reply | None:

@@ -1,4 +1,4 @@
-"""What `chat` and `run` print: loading a model, a streaming reply, and Ctrl-C that stops it."""
+"""Output of `chat` and `run`: loading a model, streaming a reply, and Ctrl-C that stops it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def speed_line(stats: Stats, loaded: Loaded | None) -> str:
 
 @dataclass
 class Interruption:
-    """Whether Ctrl-C was pressed during a reply."""
+    """Flag set by Ctrl-C during a reply."""
 
     is_requested: bool = False
 

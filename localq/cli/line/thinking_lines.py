@@ -56,7 +56,7 @@ class _ThoughtFile(io.TextIOBase):
         return len(text)
 
     def isatty(self) -> bool:
-        """Whether the file is a terminal."""
+        """Return whether the file is a terminal."""
         return self.output.is_terminal
 
 

@@ -166,7 +166,7 @@ class TypeAhead:
                 return
 
     def _is_ours(self) -> bool:
-        """The chat is in the foreground; reading in the background would stop the process."""
+        """Return whether the chat is in the foreground; reading in the background would stop the process."""
         try:
             return os.tcgetpgrp(self._input.fileno()) == os.getpgrp()
         except OSError:

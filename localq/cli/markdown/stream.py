@@ -162,7 +162,7 @@ class MarkdownStream:
             self._watch.begin()
 
     def _is_known(self) -> bool:
-        """Whether all rows of the block are still on the screen."""
+        """Return whether all rows of the block are still on the screen."""
         size = self._watch.size
         if self._lost or size is None or self._cursor is None or self._cursor.row >= size.lines - 1:
             return False

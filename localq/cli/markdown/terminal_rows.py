@@ -99,7 +99,7 @@ class TerminalWatch:
         self._start = self._state()
 
     def is_unchanged(self) -> bool:
-        """Since `begin`: no resize, no suspend (Ctrl-Z), and no echoed Enter."""
+        """Return whether there was no resize, suspend (Ctrl-Z) or echoed Enter since `begin`."""
         return self._start == self._state()
 
     def _state(self) -> tuple[int, os.terminal_size | None, int]:

@@ -49,7 +49,7 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _breaks_between(before: str, after: str) -> bool:
-    """A row may break between two characters: one is wide, and the second does not attach to the first."""
+    """Return whether a row may break between these: one is wide, and the second does not attach to the first."""
     if before.isascii() and after.isascii():
         return False
     if before == _JOINER or _attaches_to_previous(after) or unicodedata.category(before) in ("Ps", "Pi"):

@@ -24,21 +24,21 @@ Draft = Annotated[
 
 
 class DraftArguments(Protocol):
-    """What all benchmarks of a model take."""
+    """Arguments of all benchmarks of a model."""
 
     @property
     def synthetic(self) -> bool:
-        """Random weights."""
+        """True for random weights."""
         ...
 
     @property
     def quiet(self) -> bool:
-        """No progress."""
+        """True for no progress."""
         ...
 
     @property
     def yes(self) -> bool:
-        """Download without a question."""
+        """True to download without a question."""
         ...
 
 

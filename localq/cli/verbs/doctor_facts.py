@@ -134,9 +134,9 @@ def _embedded_models() -> dict[str, bool]:
 
 
 def problem(facts: SystemFacts) -> LocalqError | None:
-    """What keeps localq from working here; None when it works, be it on the CPU only.
+    """Return the error that keeps localq from working here; None if it works, even if only on the CPU.
 
-    Exit codes: 1 (torch is missing), 7 (a driver is there and the GPU cannot be used), 8 (config.toml is broken).
+    Exit codes: 1 (torch is missing), 7 (a driver is present but the GPU cannot be used), 8 (config.toml is broken).
     """
     if facts.torch is None:
         return LocalqError("torch", "not installed in this environment", "Run `python -m pip install torch`.")
@@ -165,7 +165,7 @@ def verdict(facts: SystemFacts) -> str:
 
 
 def _other_gpus() -> str:
-    """What the PCI bus says where there is no NVIDIA driver: a GPU that needs it, or one that localq does not use."""
+    """Return a note on the GPU that the PCI bus shows without an NVIDIA driver: it needs one, or is unsupported."""
     found = gpus.vendors()
     if "NVIDIA" in found:
         return "; the NVIDIA GPU in this machine needs one"

@@ -1,4 +1,4 @@
-"""How localq was installed, how to update it, and what an uninstall leaves on the disk; for `localq doctor`."""
+"""Installation method, update command, and leftovers of an uninstall on the disk; for `localq doctor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from localq.wording import human_bytes
 
 @dataclass(frozen=True)
 class Provenance:
-    """How this localq came here, and the commands that update and remove it."""
+    """Installation method of this localq, and the commands that update and remove it."""
 
     how: str
     update: str
@@ -28,7 +28,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class KeptFiles:
-    """What an uninstall leaves in a folder or file: bytes, and a remark."""
+    """A folder or file that an uninstall leaves: its bytes, and a remark."""
 
     what: str
     path: Path
@@ -37,7 +37,7 @@ class KeptFiles:
 
 
 def installation(prefix: Path | None = None, origin: dict[str, Any] | None = None) -> Provenance:
-    """How this process was installed. prefix: its environment; origin: direct_url.json of the package (PEP 610)."""
+    """Return this process's provenance. prefix: its environment; origin: direct_url.json of the package (PEP 610)."""
     prefix = prefix or Path(sys.prefix)
     origin = _origin() if origin is None else origin
     source = _source_folder(origin)
@@ -83,7 +83,7 @@ def _source_folder(origin: dict[str, Any]) -> Path | None:
 
 
 def leftovers() -> list[KeptFiles]:
-    """What an uninstall leaves, if there is any: what is large or dear to the user first."""
+    """Return the files that an uninstall leaves, if any, the large and the valuable ones first."""
     sessions = places.sessions_file()
     own = (places.quantized_dir(), places.embedded_dir())
     conversations = [sessions, *(sessions.with_name(sessions.name + end) for end in ("-wal", "-shm"))]

@@ -213,7 +213,7 @@ def _print_table(rows: list[FitRow], looked: PlanningCard) -> None:
 
 
 def _note_others(rows: list[FitRow]) -> None:
-    """How many rows `--all` adds."""
+    """Note how many rows `--all` adds."""
     from localq.planner import fit_rows
 
     fitting = sum(row.fits for row in rows) - sum(row.fits for row in fit_rows.best_of_families(rows))

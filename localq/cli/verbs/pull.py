@@ -79,7 +79,7 @@ def pull(
 
 @dataclass(frozen=True)
 class _PullOptions:
-    """What `pull` is asked for besides the names."""
+    """Options of `pull`, without the model names."""
 
     settings: Settings
     revision: str | None

@@ -123,12 +123,12 @@ class CalibrationOptions:
 
     @property
     def without_text(self) -> bool:
-        """`--calibration none`, which only formats accept that are made without a text too."""
+        """True for `--calibration none`, which only formats accept that are made without a text too."""
         return self.calibration == (NO_TEXT,)
 
     @property
     def is_bare(self) -> bool:
-        """No calibration option is given."""
+        """True if no calibration option is given."""
         return self.calibration is None and self.windows is None
 
     @property
@@ -149,7 +149,7 @@ class CalibrationOptions:
 
 
 def wants_best(best: bool, quick: bool) -> bool | None:
-    """Whether --best applies; None without it and --quick. Raises LocalqError (exit 2) for both."""
+    """Return whether --best applies; None without it and --quick. Raises LocalqError (exit 2) for both."""
     if best and quick:
         raise usage_error("--best", "cannot be combined with --quick", "Use one or the other.")
     return best if best or quick else None

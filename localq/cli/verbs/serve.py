@@ -130,7 +130,7 @@ def _plan(settings: Settings, named: bool, format: str | None, force: bool) -> i
 
 @dataclass(frozen=True)
 class _Binding:
-    """Where the server listens, and who may use it."""
+    """A listening socket of the server, with its URL and access rules."""
 
     listening: socket.socket
     access: Access
@@ -230,7 +230,7 @@ class ServeWatcher:
             note(text)
 
     def agree(self, cost: object) -> bool:
-        """Nobody can be asked."""
+        """Refuse: nobody can be asked."""
         return False
 
     @contextlib.contextmanager

@@ -18,7 +18,7 @@ REFERENCE = 64  # drafts of a model, after which a pass of one row is timed agai
 
 
 class Proposal(NamedTuple):
-    """What a draft model expects next, and the seconds it took to read what it had missed, and to draft."""
+    """Tokens proposed by a draft model, and the seconds to read the tokens it had missed, and to draft."""
 
     ids: Sequence[int]
     reading_s: float
@@ -165,7 +165,7 @@ class Drafter:
     # ---- the draft model
 
     def _model_length(self, most: int, masked: bool) -> tuple[int, float]:
-        """How many tokens the model should draft, and the expected gain; one token where a trial is due."""
+        """Return how many tokens the model should draft, and the expected gain; one token if a trial is due."""
         if self._model is None or not self._asks_model or not self.times.is_settled or self._modelled >= REFERENCE:
             return 0, 1.0
         most = min(most, self._model.room(self._index.ids))
@@ -178,7 +178,7 @@ class Drafter:
         return (1, 1.0 + 1e-9) if self._trials.may_cost(self._loss(masked)) else (0, 1.0)
 
     def _loss(self, masked: bool) -> float:
-        """What a trial is expected to lose, in passes of one row."""
+        """Return the expected loss of a trial, in passes of one row."""
         assert self._model is not None
         time = self.times.ratio(2) + self.times.drafting(1) + self.times.reading(self._model.missed(self._index.ids))
         return max(LEAST_LOSS, time - 1 - self.acceptance.of(kind_of(self._source, masked)))

@@ -1,4 +1,4 @@
-"""How many tokens a draft has: the number that brings the most tokens per second, or none.
+"""Length of a draft: the number of tokens that yields the most tokens per second, or none.
 
 A pass over 1 + K rows yields one token and the accepted tokens of the draft. Its expected rate follows from the
 acceptance of each token, by source and length of match, divided by the time of such a pass. Both are running averages.
@@ -130,8 +130,8 @@ class PassTimes:
 
 
 class Trials:
-    """When a draft model drafts a token although its drafts do not pay: a share of each plain token's time is saved up
-    until it covers the expected loss."""
+    """Schedule of drafts by a model whose drafts do not pay: a share of each plain token's time is saved up until it
+    covers the expected loss of drafting one token."""
 
     def __init__(self) -> None:
         self._credit = 1.0  # passes of one row

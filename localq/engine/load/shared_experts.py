@@ -54,7 +54,7 @@ def append(model: Decoder, assignment: Assignment, checkpoint: Checkpoint) -> As
 
 
 def _is_alike(mixture: SharedExpertMixture) -> bool:
-    """Whether the shared expert has the shape of the routed ones, and a launch has room for one more."""
+    """Return whether the shared expert has the routed ones' shape, and a launch has room for one more."""
     experts, shared = mixture.experts, mixture.shared_expert
     if not isinstance(shared, GatedMLP) or shared.activation is not ACTIVATIONS["silu"] or experts.gate != "silu":
         return False

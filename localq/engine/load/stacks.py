@@ -101,7 +101,7 @@ AnyStack = ExpertStack | ExpertPieces | JoinedStack
 
 
 def is_packed(stack: AnyStack) -> TypeGuard[ExpertStack | ExpertPieces]:
-    """Whether its matrices are all in one quantized format, in which a GPU keeps them."""
+    """Return whether the stack's matrices are all in one quantized format, in which a GPU keeps them."""
     return stack.format is not None
 
 

@@ -63,7 +63,7 @@ def first_failure(device: torch.device, checks: Checks | None = None) -> tuple[s
 
 
 def place_of(device: torch.device) -> Place:
-    """Where kernels would run."""
+    """Return the GPU and driver that kernels would run on."""
     properties = torch.cuda.get_device_properties(device)
     version = gpus.probe().driver_version or ".".join(map(str, driver.probe_driver().cuda_version))
     return Place(properties.name, f"GPU-{properties.uuid}", (properties.major, properties.minor), version)

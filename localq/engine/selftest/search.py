@@ -1,5 +1,5 @@
-"""What makes 2 bits, for self-test and bench: blocks of columns that a search for codes must take apart as they were
-put together, and the adjoint of decoding."""
+"""Cases of 2-bit quantization, for self-test and bench: blocks of columns whose codes a search must recover, and the
+adjoint of decoding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Known:
         return codes[0], errors, tails
 
     def why_not(self, beam: int) -> str:
-        """What is wrong with the result of a search; empty where nothing is."""
+        """Return the fault in the result of a search; empty if there is none."""
         codes, errors, tails = self.search(beam)
         if not torch.equal(codes, self.codes):
             return f"{int((codes != self.codes).sum())} codes differ from the ones used to build the weights"
@@ -77,7 +77,7 @@ def known(rows: int, columns: int, stride: int, length: int, device: torch.devic
 
 
 def check_adjoint(device: torch.device) -> None:
-    """`vq_adjoint` at strides and lengths of each kind, against fp64."""
+    """Check `vq_adjoint` at strides and lengths of each kind, against fp64."""
     generator = torch.Generator().manual_seed(1)
     for stride, length in ((4, 16), (8, 8), (2, 32), (1, 1)):
         matrix = torch.randn(43, 24 * stride, generator=generator).to(device)
@@ -87,7 +87,7 @@ def check_adjoint(device: torch.device) -> None:
 
 
 def why_no_adjoint(matrix: Tensor, codes: Tensor, stride: int, length: int) -> str:
-    """What is wrong with what `vq_adjoint` makes of these on a GPU; empty where nothing is."""
+    """Return the fault in the result of `vq_adjoint` for these operands on a GPU; empty if there is none."""
     got = adjoint_kernel.vq_adjoint(matrix, codes, stride, length)
     parts = matrix.view(*codes.shape, stride)
     for lag in range(-(-length // stride)):

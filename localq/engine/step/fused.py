@@ -57,7 +57,7 @@ OPERATIONS = ("embed", "qkv", "attention", "delta", "conv", "o", "router", "gate
 
 
 def why_not(model: Decoder) -> str:
-    """Why the kernels cannot run a step of `model` (whose weights are in place); empty when they can."""
+    """Return why the kernels cannot run a step of `model` (whose weights are in place); empty if they can."""
     config, dtype = model.config, model.norm.weight.dtype
     if model.no_kernel:
         return model.no_kernel
@@ -86,7 +86,7 @@ def why_not(model: Decoder) -> str:
 
 
 def _no_attention(model: Decoder) -> str:
-    """Why no kernel computes the attention of a layer; empty where kernels compute all."""
+    """Return why no kernel computes the attention of some layer; empty if kernels compute all."""
     return next((each.no_kernel for each in mixers(model) if isinstance(each, Attention) and each.no_kernel), "")
 
 
@@ -194,7 +194,7 @@ class FusedStep:
         return self._buffers.bytes() + self.own_bytes()
 
     def own_bytes(self) -> int:
-        """Those of them that no other step shares."""
+        """Device memory of the buffers that no other step shares."""
         return 0 if self._experts is None else self._experts.bytes()
 
     def forget_drafts(self) -> None:

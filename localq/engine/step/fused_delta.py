@@ -32,14 +32,14 @@ NOWHERE = 2**62  # position of the first drafted token where there is none
 
 
 def why_not(shape: DeltaShape) -> str:
-    """Why the kernels cannot run nets of this shape; empty when they can."""
+    """Return why the kernels cannot run nets of this shape; empty if they can."""
     return delta_net.why_not(shape.key_heads, shape.value_heads, shape.key_dim, shape.value_dim, shape.kernel)
 
 
 class DeltaLaunches:
-    """What the gated delta nets of all layers share in a step of `rows` rows, and how their launches are made.
+    """Launches of the gated delta nets in a step of `rows` rows, and the buffers that all layers share.
 
-    out   T [rows, value heads * value_dim], what the way out reads
+    out   T [rows, value heads * value_dim], the input of the output projection
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DeltaLaunches:
         return [*row_products("qkv", x, wide, self._inputs, self._buffers, norm=norm), launch]
 
     def end(self) -> list[Launch]:
-        """Behind the last layer: tell the next launch where the drafted tokens of this step begin."""
+        """Tell the next launch, behind the last layer, where the drafted tokens of this step begin."""
         if self._rows == 1:
             return []
         first, position = self._workspace.first_drafted, self._position

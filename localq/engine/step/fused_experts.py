@@ -66,12 +66,12 @@ def multiplied(mixture: Mixture) -> int:
 
 
 def has_sigmoids(model: Decoder) -> bool:
-    """Whether routers of the model weigh by sigmoids."""
+    """Return whether some routers of the model use sigmoid weights."""
     return any(isinstance(each.router, SigmoidRouter) for each in _mixtures(model))
 
 
 def has_two_types(model: Decoder) -> bool:
-    """Whether gates and ups lie in two types of GGUF blocks, which takes a launch and a buffer more."""
+    """Return whether gate and up are in two types of GGUF blocks, which takes one more launch and buffer."""
     stacks = [stack_of(each.experts.gate_up_proj) for each in _mixtures(model)]
     return any(isinstance(stack, expert_kernel.GgufStack) and stack.has_two_types for stack in stacks)
 
@@ -86,7 +86,7 @@ def _is_stacked(mixture: Mixture) -> bool:
 
 
 def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
-    """Why the kernels cannot run it (whose weights are in place) beside x of `dtype`; empty when they can."""
+    """Return why the kernels cannot run `mixture` (whose weights are in place) on x of `dtype`; empty if they can."""
     router, experts = mixture.router, mixture.experts
     if experts.count > expert_kernel.MOST_EXPERTS or entries(mixture) > expert_kernel.MOST_CHOSEN:
         most = f"at most {expert_kernel.MOST_CHOSEN} of {expert_kernel.MOST_EXPERTS}"
@@ -112,7 +112,10 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
 
 
 def _why_not_turned(experts: Experts) -> str:
-    """The experts of a layer share what goes into gate and up, and how it is rotated before down."""
+    """Return why no kernel applies the rotations of `experts`; empty if one does.
+
+    The experts of a layer share the input of gate and up, and the rotation before down.
+    """
     opened, closed = (_signs(part) for part in (experts.gate_up_proj, experts.down_proj))
     if opened != (None, True):
         return "no kernel rotates the inputs of the experts' gate and up matrices"
@@ -124,7 +127,7 @@ def _signs(part: nn.Parameter | PackedStack) -> tuple[Tensor | None, bool]:
 
 
 class ExpertLaunches:
-    """What the mixtures of all layers share: buffers, allocated at once, and how their launches are made.
+    """Launches of the mixtures of all layers, and the buffers that they share, allocated at once.
 
     weights, chosen   of the chosen experts, followed by a shared one
     """
@@ -243,7 +246,7 @@ class ExpertLaunches:
 
 
 def _bytes(mixture: Mixture, gate_up: stacks.Stack, down: stacks.Stack, x: Tensor, norm: Norm) -> tuple[int, int, int]:
-    """What the three launches must move, biases and norms included."""
+    """Return the bytes that each of the three launches must move, biases and norms included."""
     router, experts, active = mixture.router, mixture.experts, multiplied(mixture)
     size, shared = x.element_size(), entries(mixture) > router.active
     routing = expert_kernel.router_bytes(experts.count, x.shape[1], size, shared=shared) + norm.weight.nbytes

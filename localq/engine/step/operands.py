@@ -32,7 +32,7 @@ def dense_operand(weight: Tensor, bias: Tensor | None = None) -> DenseOperand:
 
 
 def fusable(operands: Sequence[Operand]) -> bool:
-    """One launch can take them all: few enough, of one format, in one order, with the same tables and the same x."""
+    """Return whether one launch takes them all: few enough, of one format, in one order, with the same tables and x."""
     return len(operands) <= gemv.SEGMENTS and len({(type(each), *each.key) for each in operands}) == 1
 
 

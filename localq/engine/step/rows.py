@@ -1,4 +1,4 @@
-"""What a step of several rows needs besides that of one: its buffers, and launches for what products do not take.
+"""Additions for steps of several rows: their buffers, and launches for work that products do not include.
 
 Products take several rows of x, but no norm and no rotation of x in their prologue, and one format in a launch: so x is
 normed, rotated and the results put beside each other by launches of their own.

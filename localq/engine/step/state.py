@@ -25,7 +25,7 @@ SKIPPED = -2  # in place of the choice of a row behind a token that was not draf
 
 
 class StepState:
-    """What one step hands to the next, and the drafted tokens that a step verifies.
+    """State that one step hands to the next, and the drafted tokens that a step verifies.
 
     tokens     i64 [ROWS]  the input of the step, and behind it the tokens drafted to follow it
     position   i64 [1]     of the input

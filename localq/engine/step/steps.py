@@ -1,4 +1,4 @@
-"""How the decode steps of a model run here: as replays of captured graphs, launch by launch, or through its modules.
+"""Decode steps of a model: run as replays of captured graphs, launch by launch, or through its modules.
 
 A step is a pass of one token and a choice; with a draft, of 2, 4 or 8 tokens, and as many choices as agree with the
 draft, and one more. For one token the graphs hold both, where the choice is a plain one; with DRY, XTC, a mask or

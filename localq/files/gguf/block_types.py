@@ -106,7 +106,7 @@ TILE_ROWS = 16  # kernels read matrices of a multiple of so many rows
 
 
 def has_kernel(name: str, rows: int) -> bool:
-    """Whether kernels read a matrix of so many rows in blocks of the type `name`."""
+    """Return whether kernels read a matrix of `rows` rows in blocks of the type `name`."""
     return name in KERNEL_TYPES and rows % TILE_ROWS == 0
 
 
@@ -116,7 +116,7 @@ _MOSTLY = {"IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "IQ3_XS": "IQ3_S", "IQ3_M": "IQ3
 
 
 def tag_has_kernel(tag: str) -> bool:
-    """Whether kernels read most matrices of a model with this tag.
+    """Return whether kernels read most matrices of a model with this tag.
 
     UD-IQ2_M is mostly IQ2_S. A tag that names no type and no mixture of _MOSTLY is judged by the types
     that begin like it: Q4_K_M by Q4_0, Q4_1 and Q4_K. True for tags of no block type, such as F16.

@@ -222,7 +222,7 @@ def _gemma(facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _experts(facts: Facts, key: str, gating: int = _SOFTMAX) -> dict[str, Any]:
-    """How many experts there are (`key`) and how many a token goes through. Raises for an unknown routing."""
+    """Return the number of experts (`key`) and of those active per token. Raises for an unknown routing."""
     for name, values in _PLAIN_ROUTING.items():
         if (stated := facts.get(name, (int, float), 0)) not in values:
             raise _unsupported_error(facts, name, stated)
@@ -311,7 +311,7 @@ def _factors(facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layer_types(facts: Facts, layers: int) -> list[str]:
-    """Which layers are windowed: as stated, else all but every n-th, by default every fourth."""
+    """Return the type of each layer: windowed as stated, else all but every n-th, by default every fourth."""
     pattern = facts.values.get(facts.full("attention.sliding_window_pattern"))
     if not isinstance(pattern, list):
         period = facts.integer("attention.sliding_window_pattern", 4)

@@ -56,7 +56,7 @@ def read_gemma4(facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windowed(facts: Facts, layers: int) -> list[bool]:
-    """Which layers have a window; the last has none."""
+    """Return, per layer, whether it has a window; the last has none."""
     pattern = facts.values.get(facts.full("attention.sliding_window_pattern"))
     if not isinstance(pattern, list) or len(pattern) != layers or not all(type(each) is bool for each in pattern):
         raise facts.bad("attention.sliding_window_pattern", f"is not a list of {layers} booleans")

@@ -1,4 +1,4 @@
-"""How the stored values of a tensor differ from those of Hugging Face, as data.
+"""Differences between the stored values of a tensor and those of Hugging Face, as data.
 
 llama.cpp's converter interleaves the rows of q and k of llama-like models for its rotary kernel, adds 1 to norms that
 multiply by 1 + weight, and of gated delta nets stores -exp(A_log) and tiles the value heads: head 0 of every key head
@@ -61,7 +61,7 @@ class Order:
 
 @dataclass(frozen=True)
 class StoredLayout:
-    """What turns stored values into those of Hugging Face.
+    """Conversion of stored values to those of Hugging Face.
 
     rows, columns   order of the first and of the last axis; None where it is the same
     add             added to the values

@@ -123,7 +123,7 @@ def _stays_packed(name: str, tensor: GgufTensor) -> bool:
 
 
 def _moves_whole_words(layout: StoredLayout) -> bool:
-    """Whether stored values are those of Hugging Face, columns moved in runs of `WORD` at least."""
+    """Return whether stored values are those of Hugging Face, columns moved only in multiples of `WORD`."""
     columns = layout.columns
     in_words = columns is None or (columns.inner % WORD == 0 and columns.keep % WORD == 0)
     return in_words and not layout.add and not layout.negated_exp

@@ -192,7 +192,7 @@ def _mxfp4_parts(blocks: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[
 
 
 def _is_stack(tensor: GgufTensor) -> bool:
-    """Whether the tensor has all experts of a layer."""
+    """Return whether the tensor holds all experts of a layer."""
     return bool(tensor.parts) or tensor.transposed
 
 

@@ -86,7 +86,7 @@ def revisions(repo: str) -> list[Revision]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether `path` is a folder, or leads to one; also where nobody may look, which reading it will say."""
+    """Return whether `path` is a folder or links to one; True if access is denied, which reading reports."""
     try:
         return path.is_dir()
     except OSError:
@@ -160,7 +160,7 @@ def find(repo: str, revision: str, files: tuple[str, ...] = (), choice: str = ""
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether `folder` (a snapshot, or any model folder) has configuration, tokenizer and every shard."""
+    """Return whether `folder` (a snapshot or other model folder) has config, tokenizer and every shard."""
     try:
         known = all(inside(folder, name) is not None for name in (MARKER_NAME, TOKENIZER_NAME))
         return known and bool(shard_paths(folder))
@@ -175,7 +175,7 @@ def gguf_files(folder: Path) -> list[Path]:
 
 
 def is_gguf(name: str) -> bool:
-    """Whether a file of this name is in GGUF."""
+    """Return whether a file of this name is in GGUF."""
     return name.casefold().endswith(gguf_choice.SUFFIX)
 
 
@@ -219,7 +219,7 @@ def remember(repo: str, revision: str, commit: str) -> None:
 
 
 def is_content_id(name: str) -> bool:
-    """Whether `name` is the name of a blob: a sha256 or git id in hex."""
+    """Return whether `name` is the name of a blob: a sha256 or git id in hex."""
     return _CONTENT_ID.fullmatch(name) is not None
 
 

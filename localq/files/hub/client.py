@@ -62,7 +62,7 @@ class Listing:
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
+    """Return whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids the network."""
     values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     return any(value.strip().casefold() in ("1", "true", "yes", "on") for value in values)
 
@@ -151,12 +151,12 @@ def _range(answer: Answer) -> re.Match[str] | None:
 
 
 def has_token() -> bool:
-    """Whether the user has an access token. Raises LocalqError (exit 5) for one that is no token."""
+    """Return whether the user has an access token. Raises LocalqError (exit 5) if it is malformed."""
     return connection.access_token() is not None
 
 
 def _is_listed(name: str) -> bool:
-    """Whether a file can be one of a model: a plain name, or that of a .gguf file in one folder."""
+    """Return whether a file can be part of a model: a plain name, or a .gguf file one folder down."""
     folder, slash, file = name.rpartition("/")
     if slash and not (hub_cache.is_gguf(file) and hub_cache.PLAIN_NAME.fullmatch(folder)):
         return False

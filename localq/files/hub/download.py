@@ -90,9 +90,9 @@ def missing_bytes(listing: Listing, files: list[RemoteFile], store: Store | None
 
 
 def _is_here(store: Store, listing: Listing, file: RemoteFile, say: Say) -> bool:
-    """Whether the right content is in the cache; links it.
+    """Return whether the right content is in the cache, and link it.
 
-    Removes wrong content, or refuses another tool's.
+    Removes wrong content, or refuses if it is another tool's.
     """
     pointer = store.pointer(listing.repo, listing.commit, file.name)
     blob = store.blob(listing.repo, file.content_id)
@@ -110,7 +110,7 @@ def _is_here(store: Store, listing: Listing, file: RemoteFile, say: Say) -> bool
 
 
 def is_right(store: Store, repo: str, content_id: str, path: Path, say: Say = _ignore) -> bool:
-    """Whether `path` has the content `content_id`: from the records, else hashed now."""
+    """Return whether `path` has the content `content_id`: from the records, else hashed now."""
     if hub_records.is_known(store, repo, content_id, path):
         return True
     say(f"checking {path.name}")
@@ -212,9 +212,9 @@ class _Transfer:
             raise _ShortError(f"the response for {self.file.name} ended early")
 
     def _goes_on(self, answer: Answer) -> bool:
-        """Whether the answer continues the part; False if it has the file from the beginning.
+        """Return whether the answer continues the part; False if it has the file from the beginning.
 
-        Raises _OtherContentError for the answers about other content.
+        Raises _OtherContentError for an answer with other content.
         """
         if answer.status_code != 206:
             length = answer.headers.get("content-length", "")

@@ -76,12 +76,12 @@ def with_retries(call: Callable[[], Any], repo: str, revision: str, name: str = 
 
 
 def breaks_off(error: Exception) -> bool:
-    """Whether a transfer can resume after `error`: a temporary refusal, a broken or slow connection."""
+    """Return whether a transfer can resume after `error`: a temporary refusal, a broken or slow connection."""
     return _is_passing(error) or is_of_transport(error) or isinstance(error, SlowError)
 
 
 def is_of_transport(error: Exception) -> bool:
-    """Whether `error` is one that the HTTP library states: a broken connection, a wrong protocol."""
+    """Return whether `error` comes from the HTTP library: a broken connection, a wrong protocol."""
     return type(error).__module__.partition(".")[0] in _HTTP_LIBRARIES
 
 
@@ -139,7 +139,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Whether the failure is temporary."""
+    """Return whether the failure is temporary."""
     return status_of(error) in PASSING_STATUS or type(error).__name__ == "ReadTimeout"
 
 

@@ -61,7 +61,7 @@ def fetch(
 
 
 def _find(source: Source, offline: bool) -> Path | None:
-    """What is in the cache; None where it cannot be read, unless `offline`: the hub may still tell.
+    """Return the cached path, if any; None if it cannot be read, unless `offline`: the hub may still tell.
 
     Raises LocalqError (exit 9).
     """

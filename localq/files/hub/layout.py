@@ -1,4 +1,4 @@
-"""Which files of a repository make a model: safetensors and what belongs to them, or one GGUF model.
+"""Files of a repository that make up a model: safetensors and their companions, or one GGUF model.
 
 From the names and sizes that the hub lists. No network.
 """

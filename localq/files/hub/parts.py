@@ -112,7 +112,7 @@ class Part:
         self._digest = _new_digest(self._id, self.size)
 
     def is_right(self) -> bool:
-        """Whether all bytes are received and their hash is right."""
+        """Return whether all bytes have arrived and their hash is right."""
         return self.at == self.size and self._digest.hexdigest() == self._id
 
     def finish(self, folder: Path) -> Path:
@@ -239,7 +239,7 @@ def _try(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _is_exclusive(path: Path, owner: int) -> bool:
-    """Whether locks work here: False if a lock that is held can be taken again."""
+    """Return whether locks work here; False if a held lock can be taken again."""
     descriptor = own_files.open_own(path, _FLAGS, owner)
     try:
         return not _try(descriptor)
@@ -309,7 +309,7 @@ def _remove(part: Path, owner: int, *others: Path) -> int:
 
 
 def _is_busy(lock: Path, owner: int) -> bool:
-    """Whether a process of this user holds the lock, or part, `lock`. Does not write: the disk may be read-only."""
+    """Return whether a process of this user holds the lock or part `lock`. Never writes: the disk may be read-only."""
     with own_files.reading(lock, owner) as descriptor:
         # Some network drives allow readers only a shared lock.
         return descriptor is not None and not _try(descriptor, fcntl.LOCK_SH)

@@ -75,7 +75,7 @@ def _variables() -> dict[str, str]:
 
 
 def _fault(value: str) -> tuple[str, str] | None:
-    """Why `value` is no usable proxy, and the next step; None if it is one. The value may have a password."""
+    """Return why `value` is no usable proxy, and the next step; None if it is one. It may contain a password."""
     address = value if "://" in value else f"http://{value}"
     scheme = address.partition("://")[0].casefold()
     if not value.isprintable() or scheme != scheme.strip():

@@ -50,13 +50,13 @@ def users() -> Store:
 
 
 def is_known(store: Store, repo: str, content_id: str, path: Path) -> bool:
-    """Whether `path` was hashed and right, and is unchanged since."""
+    """Return whether `path` was hashed and found right, and has not changed since."""
     known, now = _read(store, repo, content_id), checked_files.stamp(path)
     return all(known.get(key) == value for key, value in now.items())
 
 
 def is_ours(store: Store, repo: str, content_id: str, path: Path) -> bool:
-    """Whether localq fetched `path`, even if it was changed since."""
+    """Return whether localq fetched `path`, even if it was changed since."""
     return _is_ours(_read(store, repo, content_id), checked_files.stamp(path))
 
 
@@ -71,7 +71,7 @@ def remember(store: Store, repo: str, content_id: str, path: Path, *, ours: bool
 
 
 def check(store: Store, repo: str, content_id: str, path: Path) -> bool:
-    """Whether `path` has the content `content_id`; hashes it, and records a right one.
+    """Hash `path`, record it if right, and return whether it has the content `content_id`.
 
     The record of wrong content is marked, so that it is hashed before its next use, though its stamp is the recorded
     one: as where the disk lost bits. On read-only disks no record is written. Raises OSError of reading.

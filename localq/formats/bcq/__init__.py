@@ -168,7 +168,7 @@ def bytes(out: int, columns: int, planes: int = 3, group: int = 128, zero_point:
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in binary codes? vq2 has signs of its own, and no alphas."""
+    """Return whether the checkpoint holds the Linear `prefix` in binary codes. vq2 has its own signs, and no alphas."""
     return all(prefix + suffix in tensors for suffix in suffixes)
 
 

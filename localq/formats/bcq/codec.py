@@ -34,7 +34,7 @@ class Packed:
 
     @property
     def zero_point(self) -> bool:
-        """Is there one for each group?"""
+        """True if there is a zero point for each group."""
         return self.scales.shape[1] > self.codes.shape[1]
 
     @property

@@ -70,7 +70,7 @@ class BcqOperand(Operand):
         return bcq_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, in 16 bit."""
+        """Return whether a kernel reads it: on a GPU, in 16 bit."""
         return self.codes.is_cuda and dtype in HALF_TYPES
 
 

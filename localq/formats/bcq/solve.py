@@ -101,8 +101,8 @@ class Ordered:
         return repeated
 
     def within(self, bounds: Tensor) -> tuple[Tensor, Tensor]:
-        """bounds f32 [groups, n], rising -> what the weights up to the first, between each two, and above the last
-        count, and their totals, f64 [groups, n + 1]."""
+        """bounds f32 [groups, n], ascending -> counts and totals, f64 [groups, n + 1], of the weights up to the first
+        bound, between each two, and above the last."""
         index = torch.searchsorted(self.weight, bounds.contiguous(), right=True)
         return _differences(self._counted, index), _differences(self._summed, index)
 
@@ -125,11 +125,11 @@ def turned(ordered: Ordered, scales: Tensor, planes: int, turns: int) -> tuple[T
 
 @dataclass(frozen=True)
 class Parts:
-    """Which sums the weights of groups are nearest to. [groups, 2^planes], sums rising.
+    """Partition of the weights of groups by nearest sum. [groups, 2^planes], sums ascending.
 
     sums      f32
-    order     i64, the number of each
-    counted   f64, what the weights count that are nearest to it; summed: their total
+    order     i64, the number of each sum
+    counted   f64, the total count of the weights nearest to each sum; summed: their total
     """
 
     sums: Tensor

@@ -241,7 +241,7 @@ class Linear(VqLinear):
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in AQLM?"""
+    """Return whether the checkpoint holds the Linear `prefix` in AQLM."""
     return prefix + ".codes" in tensors and tensors[prefix + ".codes"].dtype != "uint8"  # unsigned ones are vq2's
 
 

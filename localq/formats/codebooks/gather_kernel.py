@@ -75,12 +75,12 @@ class GatherOperand(PackedRows, Operand):
         return gather_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, beside x of the type of the codebook."""
+        """Return whether a kernel reads it: on a GPU, beside x of the type of the codebook."""
         return self.codes.is_cuda and self.codebooks.dtype == dtype
 
 
 def reads(matrix: GatherOperand) -> bool:
-    """Whether `gather_gemv` reads a matrix of this layout: other layouts of AQLM have other kernels or none."""
+    """Return whether `gather_gemv` reads a matrix of this layout; other layouts of AQLM have other kernels or none."""
     codes, books = matrix.codes, matrix.codebooks
     one = codes.dtype == torch.int16 and books.shape[0] == 1 and books.shape[2] == 1 and books.dtype in HALF_TYPES
     return one and matrix.group in GROUPS and codes.shape[1] % 2 == 0

@@ -1,4 +1,4 @@
-"""What the Linears share whose codes `vq_gemv` looks up: vq2, and AQLM with books of 256 codewords.
+"""Base of the Linears whose codes `vq_gemv` looks up: vq2, and AQLM with codebooks of 256 codewords.
 
 At load their codes are put into tiles (`formats.codebooks.tiles`), in place, from which all kernels read them. Few rows
 of x are multiplied by `vq_gemv`; for more, slabs of rows are dequantized and multiplied by cuBLAS (`SlabLinear`).
@@ -58,12 +58,12 @@ class VqLinear(SlabLinear):
 
     @property
     def shares_sums(self) -> bool:
-        """Slices of columns, once a kernel reads the tiles."""
+        """True once a kernel reads the tiles: its blocks take slices of columns."""
         return self.tiles is not None
 
     @abstractmethod
     def books(self) -> list[LinearCodebook]:
-        """What `vq_gemv` would read; empty where it does not read the layout."""
+        """Return the codebooks that `vq_gemv` would read; empty if it does not read the layout."""
         ...
 
     def tile_(self) -> VqLinear:
@@ -120,6 +120,6 @@ def _fragments_of(book: LinearCodebook, factor: float) -> Tensor:
 
 
 def multiplies(linear: VqLinear, x: Tensor) -> bool:
-    """Whether `vq_gemv` multiplies x [T, in]: few rows of 16 bit."""
+    """Return whether `vq_gemv` multiplies x [T, in]: few rows in 16 bit."""
     few = x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES
     return linear.tiles is not None and x.is_cuda and few

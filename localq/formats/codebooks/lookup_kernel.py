@@ -65,7 +65,7 @@ class VqOperand(Operand):
 
     @property
     def codes(self) -> Tensor:
-        """Those of the first book."""
+        """Codes of the first codebook."""
         return self.books[0].codes
 
     @property
@@ -91,7 +91,7 @@ class VqOperand(Operand):
         return vq_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, in 16 bit."""
+        """Return whether a kernel reads it: on a GPU, in 16 bit."""
         return self.codes.is_cuda and dtype in HALF_TYPES
 
     def copy(self) -> VqOperand:

@@ -101,7 +101,7 @@ def bits_per_weight(matrices: Iterable[Packed]) -> float:
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in vq2? AQLM's tensor of that name is signed."""
+    """Return whether the checkpoint holds the Linear `prefix` in vq2. AQLM's tensor of that name is signed."""
     return prefix + ".codes" in tensors and tensors[prefix + ".codes"].dtype == "uint8"
 
 

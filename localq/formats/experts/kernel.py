@@ -269,7 +269,7 @@ def has_room(stack: Stack, active: int) -> bool:
 
 
 def has_room_for(columns: int, active: int) -> bool:
-    """The same check by size alone, before the stack exists."""
+    """Return the result of the same check by size alone, before the stack exists."""
     padded = -(-columns // ITEM_COLUMNS) * ITEM_COLUMNS
     return active * padded <= WIDEST
 
@@ -310,7 +310,7 @@ def _kind(stack: VqStack | GgufStack) -> str:
 
 
 def _check_operands(op: str, x: Tensor, stack: Stack, bias: Tensor | None, chosen: Tensor) -> int:
-    """What both products ask of what they share; how many experts are chosen."""
+    """Check the operands that both products share, and return the number of chosen experts."""
     check_stack(op, stack, x.dtype, x.device)
     experts, rows, _ = shape_of(stack)
     active = chosen.numel()

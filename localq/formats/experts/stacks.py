@@ -102,7 +102,7 @@ def stack_bytes(stack: Stack, active: int) -> int:
 
 
 def device_of(stack: Stack) -> torch.device:
-    """Where its codes are."""
+    """Return the device of the stack's codes."""
     return leading(stack).device
 
 

@@ -83,7 +83,7 @@ def bytes(out: int, columns: int, scheme: str = "") -> int:
 
 
 def fits(out: int, columns: int, scheme: str) -> bool:
-    """The kernels read a matrix [out, in]: whole tiles of whole blocks."""
+    """Return whether the kernels read a matrix [out, in]: whole tiles of whole blocks."""
     return scaled_kernel.fits("fp8 rows" if scheme == "rows" else "fp8 blocks", out, columns)
 
 
@@ -93,7 +93,7 @@ def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in FP8? `fp8_source` hides FP8 where it dequantizes."""
+    """Return whether the Linear `prefix` is stored in FP8. `fp8_source` hides FP8 where it dequantizes."""
     found = tensors.get(prefix + WEIGHT)
     return found is not None and found.dtype == source.DTYPE and len(found.shape) == 2
 

@@ -49,7 +49,7 @@ def bytes(out: int, columns: int, type: str = "Q4_K") -> int:
 
 
 def fits(out: int, columns: int, scheme: str) -> bool:
-    """The kernels read a matrix [out, in] in blocks of `scheme`: whole tiles, of whole blocks."""
+    """Return whether the kernels read a matrix [out, in] in blocks of `scheme`: whole tiles, of whole blocks."""
     return has_tiles(scheme, (out, columns)) and columns % by_name(scheme).values == 0
 
 
@@ -59,7 +59,7 @@ def multiplied(packed: Packed) -> Tensor:
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in GGUF blocks?"""
+    """Return whether the checkpoint holds the Linear `prefix` in GGUF blocks."""
     return prefix + ".blocks" in tensors
 
 

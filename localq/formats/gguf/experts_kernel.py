@@ -39,11 +39,11 @@ class GgufStack(TableStack[GgufOperand]):
 
     @property
     def has_two_types(self) -> bool:
-        """Gates and ups take a launch each."""
+        """True if gates and ups take a launch each."""
         return len(set(self.types)) > 1
 
     def has_room(self, active: int) -> bool:
-        """Whether the inputs of so many experts fit in the shared memory of every card."""
+        """Return whether the inputs of `active` experts fit in the shared memory of every card."""
         return active * self.in_features <= WIDEST
 
 
@@ -152,7 +152,7 @@ def gguf_experts_down(
 
 
 def _stack(stack: GgufStack) -> dict[str, int]:
-    """What csrc/gguf/bind.cpp reads, by name."""
+    """Return the fields of the stack that csrc/gguf/bind.cpp reads, by name."""
     return {
         "blocks": stack.table.data_ptr(),
         "factors": 0 if stack.factors is None else stack.factors.data_ptr(),

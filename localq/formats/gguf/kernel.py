@@ -67,7 +67,7 @@ class GgufOperand(Operand):
         return gguf_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, of the shapes of `reads`."""
+        """Return whether a kernel reads it: on a GPU, of the shapes of `reads`."""
         return self.blocks.is_cuda and reads(self)
 
     def halves(self) -> tuple[GgufOperand, GgufOperand] | None:
@@ -88,7 +88,7 @@ class GgufOperand(Operand):
 
 
 def reads(matrix: GgufOperand) -> bool:
-    """`gguf_gemv` has a kernel for its type and shape, with one row of x on every card."""
+    """Return whether `gguf_gemv` has a kernel for its type and shape, with one row of x on every card."""
     return tiles.has_tiles(matrix.type, (matrix.out_features, matrix.in_features)) and matrix.in_features <= WIDEST
 
 

@@ -41,7 +41,7 @@ class Section:
 
 
 def has_tiles(type: str, shape: tuple[int, int]) -> bool:
-    """Whether a matrix [out, in] of this block type has the tiled order, which the kernels need."""
+    """Return whether a matrix [out, in] of this block type has the tiled order, which the kernels need."""
     return has_kernel(type, shape[0])
 
 

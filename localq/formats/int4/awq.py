@@ -56,7 +56,7 @@ def bytes(out: int, columns: int, group: int = 128) -> int:
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in AWQ?"""
+    """Return whether the checkpoint holds the Linear `prefix` in AWQ."""
     return int4_read.is_along_out(tensors, prefix)
 
 

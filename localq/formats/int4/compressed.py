@@ -97,12 +97,12 @@ Linear = widths.linear_of("compressed-tensors")
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in compressed-tensors?"""
+    """Return whether the checkpoint holds the Linear `prefix` in compressed-tensors."""
     return prefix + PACKED in tensors or _is_bytes(tensors, prefix)
 
 
 def _is_bytes(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Whether `prefix` is int-quantized."""
+    """Return whether the tensors of `prefix` are int-quantized."""
     return (
         prefix + PACKED not in tensors
         and prefix + BYTES in tensors

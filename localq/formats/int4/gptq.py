@@ -75,7 +75,7 @@ def bytes(out: int, columns: int, group: int = 128) -> int:
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in GPTQ?"""
+    """Return whether the checkpoint holds the Linear `prefix` in GPTQ."""
     return prefix + ".qweight" in tensors and not int4_read.is_along_out(tensors, prefix)
 
 

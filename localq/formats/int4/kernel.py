@@ -58,7 +58,7 @@ class Int4Operand(NibbleRows, Operand):
         return int4_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, of the shapes and types of `reads`."""
+        """Return whether a kernel reads it: on a GPU, of the shapes and types of `reads`."""
         return self.codes.is_cuda and reads(self)
 
     def sharing(self, first: Int4Operand) -> Int4Operand:
@@ -67,7 +67,7 @@ class Int4Operand(NibbleRows, Operand):
 
 
 def reads(matrix: Int4Operand) -> bool:
-    """`int4_gemv` has a kernel for its shape, its groups, its order and the type of its scales, with one row of x on
+    """Return whether `int4_gemv` has a kernel for its shape, groups, order and type of scales, with one row of x on
     every card."""
     gathers = matrix.order is None or matrix.in_features <= WIDEST_ORDER
     whole = matrix.out_features % ROWS == 0 and matrix.in_features % COLUMNS == 0

@@ -45,7 +45,7 @@ class Layout:
 
 
 def is_along_out(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """The Linear `prefix` has 4-bit weights packed along the output, as AWQ does: words of qweight and qzeros alike."""
+    """Return whether the Linear `prefix` packs 4-bit weights along the output like AWQ: words of qweight and qzeros."""
     if prefix + ".qweight" not in tensors or prefix + ".g_idx" in tensors:
         return False
     widths = [tensors[prefix + suffix].shape[-1:] for suffix in SUFFIXES if prefix + suffix in tensors]
@@ -145,7 +145,7 @@ def repacked(of: Layout, part: Callable[[slice], Tensor]) -> Tensor:
 
 
 def is_varied(said: Mapping[str, Any]) -> bool:
-    """Whether config.json has bits and groups of single layers ("dynamic", "extra_config")."""
+    """Return whether config.json states bits and groups of single layers ("dynamic", "extra_config")."""
     return bool(said.get("dynamic") or said.get("extra_config"))
 
 

@@ -19,12 +19,12 @@ TILED_AT_A_TIME = 2**24  # weights, of which the temporaries take some 24 MiB
 
 
 def tiles(shape: tuple[int, int]) -> bool:
-    """A matrix [out, in] has the tiled order: whole tiles of whole blocks."""
+    """Return whether a matrix [out, in] has the tiled order: whole tiles of whole blocks."""
     return shape[0] % ROWS == 0 and shape[1] % COLUMNS == 0
 
 
 def fits(out: int, columns: int, scheme: str) -> bool:
-    """The kernels read a matrix [out, in] in groups of `scheme`: whole tiles, of whole groups."""
+    """Return whether the kernels read a matrix [out, in] in groups of `scheme`: whole tiles, of whole groups."""
     return tiles((out, columns)) and columns % (schemes.int4_group(scheme.removesuffix(ORDERED)) or columns) == 0
 
 

@@ -51,7 +51,7 @@ def sample(shape: tuple[int, int], seed: int, device: torch.device | str = "cpu"
 
 
 def fits(out: int, columns: int, scheme: str) -> bool:
-    """The kernels read a matrix [out, in] in groups of `scheme`: whole tiles, of whole groups."""
+    """Return whether the kernels read a matrix [out, in] in groups of `scheme`: whole tiles, of whole groups."""
     group, bits = schemes.int4_scheme(scheme.removesuffix(ORDERED))
     if bits != 8:
         return tiles.fits(out, columns, scheme)

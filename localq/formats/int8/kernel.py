@@ -51,7 +51,7 @@ class Int8Operand(PackedRows, Operand):
         return int8_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, in 16 bit."""
+        """Return whether a kernel reads it: on a GPU, in 16 bit."""
         return self.codes.is_cuda and dtype in HALF_TYPES
 
 

@@ -146,7 +146,7 @@ def bytes(out: int, columns: int) -> int:
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in MXFP4?"""
+    """Return whether the checkpoint holds the Linear `prefix` in MXFP4."""
     return prefix + OWN[0] in tensors or _is_compressed(tensors, prefix)
 
 
@@ -162,7 +162,7 @@ def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
 
 
 def _is_compressed(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Whether `prefix` has the names of compressed-tensors: bytes of codes and bytes of scales."""
+    """Return whether `prefix` has the names of compressed-tensors, with codes and scales as bytes."""
     codes, scales = (tensors.get(prefix + name) for name in COMPRESSED)
     return codes is not None and scales is not None and codes.dtype == scales.dtype == "uint8"
 

@@ -22,7 +22,7 @@ suffixes = ("_blocks", "_scales")
 
 
 def is_quantized(tensors: Mapping[str, Any], name: str) -> bool:
-    """Does the checkpoint hold the stack `name` in MXFP4? The matrix of a Linear, "P.weight", is none."""
+    """Return whether the stack `name` is stored in MXFP4. The matrix of a Linear, "P.weight", is none."""
     return name + suffixes[0] in tensors and not name.endswith(".weight")
 
 

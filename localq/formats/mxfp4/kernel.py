@@ -48,12 +48,12 @@ class Mxfp4Operand(NibbleRows, Operand):
         return mxfp4_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, in 16 bit."""
+        """Return whether a kernel reads it: on a GPU, in 16 bit."""
         return self.codes.is_cuda and dtype in HALF_TYPES
 
 
 def reads(matrix: Mxfp4Operand) -> bool:
-    """`mxfp4_gemv` has a kernel for its columns, on every card."""
+    """Return whether `mxfp4_gemv` has a kernel for its columns, on every card."""
     return matrix.in_features % COLUMNS == 0 and matrix.in_features <= WIDEST
 
 

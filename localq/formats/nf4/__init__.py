@@ -118,7 +118,7 @@ def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in NF4? Raises LocalqError where it holds it in FP4."""
+    """Return whether the Linear `prefix` is stored in NF4. Raises LocalqError if it is stored in FP4."""
     if prefix + FP4_SUFFIX in tensors:
         raise bad_file(prefix, "bitsandbytes FP4 is not supported", "Use an NF4 checkpoint.")
     return prefix + STATE_SUFFIX in tensors

@@ -69,7 +69,7 @@ class Nf4Operand(Operand):
         return nf4_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, in 16 bit."""
+        """Return whether a kernel reads it: on a GPU, in 16 bit."""
         return self.codes.is_cuda and dtype in HALF_TYPES
 
     def sharing(self, first: Nf4Operand) -> Nf4Operand:

@@ -103,7 +103,7 @@ class Linear(SlabLinear):
 
     @property
     def shares_sums(self) -> bool:
-        """Parts of tiles."""
+        """True once in tiles: blocks take parts of them."""
         return self.tiled
 
     def forward(self, x: Tensor) -> Tensor:

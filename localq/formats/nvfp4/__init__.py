@@ -80,12 +80,12 @@ def bytes(out: int, columns: int) -> int:
 
 
 def fits(out: int, columns: int, scheme: str) -> bool:
-    """The kernels read a matrix [out, in]: whole tiles of whole blocks."""
+    """Return whether the kernels read a matrix [out, in]: whole tiles of whole blocks."""
     return scaled_kernel.fits(KIND, out, columns)
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in NVFP4?"""
+    """Return whether the checkpoint holds the Linear `prefix` in NVFP4."""
     return _names(tensors, prefix) is not None
 
 

@@ -24,7 +24,7 @@ WIDEST = 32_768  # columns of x beside the weights in shared memory, which is 99
 
 @dataclass(frozen=True)
 class ScaledKind:
-    """What codes and scales of a matrix are.
+    """Kind of a matrix: the layout of its codes and scales.
 
     number         in csrc/scaled/scaled.h
     codes_a_byte   2 for codes of 4 bits
@@ -109,17 +109,17 @@ class ScaledOperand(Operand):
         return scaled_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, of the shapes of `reads`."""
+        """Return whether a kernel reads it: on a GPU, of the shapes of `reads`."""
         return self.codes.is_cuda and reads(self)
 
 
 def fits(kind: str, out: int, columns: int) -> bool:
-    """A matrix [out, in] has the tiled order: whole tiles of whole blocks."""
+    """Return whether a matrix [out, in] has the tiled order: whole tiles of whole blocks."""
     return out > 0 and out % ROWS == 0 and columns > 0 and columns % KINDS[kind].columns == 0
 
 
 def reads(matrix: ScaledOperand) -> bool:
-    """`scaled_gemv` has a kernel for its shape, with one row of x on every card."""
+    """Return whether `scaled_gemv` has a kernel for its shape, with one row of x on every card."""
     return fits(matrix.kind, matrix.out_features, matrix.in_features) and matrix.in_features <= WIDEST
 
 

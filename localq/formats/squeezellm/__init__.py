@@ -138,7 +138,7 @@ def bytes(out: int, columns: int) -> int:
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in this format? AWQ and GPTQ have scales, and no lookup table."""
+    """Return whether the Linear `prefix` is stored in this format. AWQ and GPTQ have scales, and no lookup table."""
     return prefix + suffixes[0] in tensors and prefix + suffixes[1] in tensors
 
 

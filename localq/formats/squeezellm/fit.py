@@ -37,7 +37,7 @@ def fitted(weight: Tensor, importance: Tensor | None = None, rounds: int = ROUND
 
 
 def _counts(importance: Tensor | None, weight: Tensor) -> Tensor:
-    """What each column counts, f64 [in], at least a little."""
+    """Return the importance of each column, f64 [in], clamped to a positive minimum."""
     if importance is None or not bool((importance > 0).any()):
         return torch.ones(weight.shape[1], dtype=torch.float64, device=weight.device)
     wide = importance.to(weight.device, torch.float64)
@@ -50,7 +50,7 @@ def _running(of: Tensor) -> Tensor:
 
 
 def _first_bounds(ordered: Tensor, counts: Tensor) -> Tensor:
-    """Where 15 bounds lie among the columns in order, int64 [rows, 15]: the best of those between the cells."""
+    """Return 15 bounds among the sorted columns, int64 [rows, 15]: the best of those between the cells."""
     gaps = ordered.double().diff(dim=1).clamp_(min=0)
     between = (counts[:, 1:] + counts[:, :-1]) / 2
     mass = (between * gaps.square()).pow_(1 / 3).cumsum(1)  # (count / gap)^(1/3) * gap

@@ -15,7 +15,7 @@ TILED_AT_A_TIME = 2**23  # bytes
 
 
 def fits(out: int, columns: int) -> bool:
-    """A matrix [out, in] has that order."""
+    """Return whether a matrix [out, in] has that order."""
     return out % ROWS == 0 and columns % (2 * STEP) == 0
 
 

@@ -98,7 +98,7 @@ def bytes(out: int, columns: int, scheme: str = "v8-k65536-0") -> int:
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
-    """Does the checkpoint hold the Linear `prefix` in VPTQ?"""
+    """Return whether the checkpoint holds the Linear `prefix` in VPTQ."""
     return prefix + SUFFIXES["centroids"] in tensors
 
 

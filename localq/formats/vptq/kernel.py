@@ -68,7 +68,7 @@ class VptqOperand(Packed, Operand):
         return vptq_gemv
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
-        """On a GPU, beside x of the type of the codebooks."""
+        """Return whether a kernel reads it: on a GPU, beside x of the type of the codebooks."""
         return self.indices.is_cuda and self.centroids.dtype == dtype
 
     def dtypes(self) -> set[torch.dtype]:
@@ -78,7 +78,7 @@ class VptqOperand(Packed, Operand):
 
 
 def reads(matrix: VptqOperand) -> bool:
-    """Whether `vptq_gemv` reads a matrix of this layout."""
+    """Return whether `vptq_gemv` reads a matrix of this layout."""
     groups, _, length = matrix.centroids.shape
     columns = matrix.shape[1]
     plain = groups == 1 and length in VECTORS and not matrix.outliers and columns % 8 == 0 and columns <= COLUMNS

@@ -30,7 +30,7 @@ CHECKED_AT_A_TIME = 2**20
 
 @dataclass(frozen=True)
 class Layer:
-    """What config.json says about a Linear. residuals, outlier_len and outlier_count are 0 where there are none."""
+    """Facts of a Linear from config.json. residuals, outlier_len and outlier_count are 0 if there are none."""
 
     out: int
     columns: int
@@ -137,7 +137,7 @@ def _layer(said: dict[str, Any], tensors: Mapping[str, Any], prefix: str) -> Lay
 
 
 def _whole_bits(count: int, residuals: int) -> bool:
-    """Every number of so many bits is an index, and two of them fit a word."""
+    """Return whether every number of so many bits is an index, and two of them fit a word."""
     sizes = [each for each in (count, residuals) if each]
     return all(size & (size - 1) == 0 for size in sizes) and 1 <= sum(map(index_bits, sizes)) <= WORD
 

@@ -114,7 +114,7 @@ def _is_live() -> bool:
 
 
 def next_lines(program: Path, folder: Path, driver: bool) -> list[str]:
-    """What to do next: where localq is, how to get it on PATH, three commands."""
+    """Return the lines on the next steps: where localq is, how to get it on PATH, three commands."""
     link = folder / "localq"
     short = link.is_symlink() and is_on_path(folder) and link.resolve() == program.resolve()
     name = "localq" if short else str(program)

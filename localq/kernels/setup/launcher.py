@@ -24,7 +24,7 @@ main()
 
 
 def write(program: Path) -> bool:
-    """Write the script to `program`, which pip has made; whether it is there now.
+    """Write the script to `program`, which pip has made; return whether it is there now.
 
     pip's own stays where `env` cannot block signals (GNU coreutils before 8.31), or would take the path for a variable.
     """

@@ -50,7 +50,7 @@ def remove_link(program: Path, folder: Path) -> list[str]:
 
 
 def is_on_path(folder: Path) -> bool:
-    """Whether `folder` is on PATH."""
+    """Return whether `folder` is on PATH."""
     listed = os.environ.get("PATH", "").split(os.pathsep)
     return any(each and Path(each).expanduser().resolve() == folder.resolve() for each in listed)
 

@@ -1,4 +1,4 @@
-"""What to build for this machine (the host part, kernels for its cards or for all), and which nvcc builds it."""
+"""Build choice for this machine (the host part, kernels for its cards or for all), and the nvcc that builds it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class BuildChoice:
-    """What is compiled.
+    """A choice of what to compile.
 
     kind           HOST (operations that run on the CPU), KERNELS (these and CUDA kernels), or NOTHING
     architectures  compute capabilities such as "89"; () = all that csrc/CMakeLists.txt lists

@@ -1,4 +1,4 @@
-"""What is shown while localq is installed: the steps under way, how far each is, and about how long the rest takes."""
+"""Progress display of the installation: the running steps, how far each is, and about how long the rest takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_BYTES = 5_000_000  # of a download that is counted
 
 @dataclass
 class StepProgress:
-    """How far a step under way is, read from the lines of its command.
+    """Progress of a running step, read from the lines of its command.
 
     fraction  done, 0 to 1; 0 where it is not known
     detail    such as "12 of 44 files"
@@ -50,7 +50,7 @@ class StepProgress:
             self.expected, self.detail = 0, f"{self.packages} found, {re.split('[<>=!~;[]', found[1])[0]}"
 
     def look(self, folder: Path) -> None:
-        """How much of the file that pip downloads is in `folder`."""
+        """Update `detail` with how much of the file that pip downloads is in `folder`."""
         if self.expected < _LEAST_BYTES:
             return
         files = [path for path in folder.glob("pip-unpack-*/*") if path.is_file()]
@@ -105,12 +105,12 @@ class Display:
         self._out, self._live, self._last = out, live, 0.0
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._out.write(f"\r\x1b[K{text}\n" if self._live else f"{text}\n")
         self._out.flush()
 
     def status(self, text: str, now: float) -> None:
-        """What is going on. now: seconds since the start."""
+        """Show the current status. now: seconds since the start."""
         if self._live:
             width = shutil.get_terminal_size().columns - 1
             self._out.write(f"\r\x1b[K{text[:width]}")

@@ -60,7 +60,7 @@ class SetupStep:
 
 @dataclass
 class SetupRecord:
-    """What is installed in an environment: step -> key, kept in a file of the environment."""
+    """Record of what is installed in an environment: step -> key, kept in a file of the environment."""
 
     path: Path
     keys: dict[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class SetupRecord:
         return cls(path, {str(key): str(value) for key, value in keys.items()} if isinstance(keys, dict) else {})
 
     def covers(self, step: SetupStep) -> bool:
-        """Whether `step` need not run."""
+        """Return whether `step` is installed already and need not run."""
         return self.keys.get(step.name) in (step.key, *step.accepted)
 
     def add(self, step: SetupStep) -> None:
@@ -97,7 +97,7 @@ class SetupRecord:
 
 @dataclass(frozen=True)
 class SetupRequest:
-    """What is to be installed, and where.
+    """A request to install: what to install, and where.
 
     root         the clone
     venv         the environment, made where it is missing
@@ -252,7 +252,7 @@ def fingerprint(root: Path) -> str:
 
 
 def is_reachable(url: str) -> bool:
-    """Whether a package index answers; pip would wait for one that does not for minutes."""
+    """Return whether a package index answers; pip would wait minutes for one that does not."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_REACH_S):
             return True
@@ -261,12 +261,12 @@ def is_reachable(url: str) -> bool:
 
 
 def is_usable(venv: Path) -> bool:
-    """Whether the environment has pip and a Python that runs; one that was moved has not."""
+    """Return whether the environment has pip and a Python that runs; one that was moved does not."""
     return _python_runs(venv, "-m", "pip", "--version")
 
 
 def has_python(venv: Path) -> bool:
-    """Whether the Python of the environment runs, with pip or without."""
+    """Return whether the Python of the environment runs, with pip or without."""
     return _python_runs(venv, "-c", "")
 
 

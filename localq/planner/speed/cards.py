@@ -162,7 +162,7 @@ def nearest(name: str, count: int = 3) -> list[str]:
 
 
 def why_unsupported(name: str) -> str | None:
-    """What a card is that localq does not run on, such as "an AMD GPU"; None if the name does not tell."""
+    """Return the kind of an unsupported card, such as "an AMD GPU"; None if the name does not tell."""
     said = _split(name.casefold())
     other = next((what for pattern, what in _OTHERS if re.search(pattern, said)), None)
     return other or ("an NVIDIA GPU with a compute capability below 8.0" if _OLD.search(said) else None)

@@ -140,7 +140,7 @@ def tokens_per_s(
 
 
 def _of_experts(arch: Architecture, format: str, scheme: str) -> bool:
-    """Whether products with chosen experts were measured in this format."""
+    """Return whether products with chosen experts were measured in this format."""
     kernel = format_facts.of_experts(arch, format).speed_key(scheme)
     return kernel == "16 bit" or f"{kernel} experts" in measurements.load().products
 
@@ -232,7 +232,7 @@ def launch_us(kernel: str, rows: int, columns: int, variant: Variant, machine: M
 
 
 def _gathers(variant: Variant) -> bool:
-    """Whether its codewords are gathered from L2."""
+    """Return whether the codewords of `variant` are gathered from L2."""
     return variant.format != INT8 and format_facts.of(variant.format).gathered_bytes(1, 1, variant.scheme) > 0
 
 

@@ -53,7 +53,7 @@ class BitBudget:
 
     @property
     def facts(self) -> list[str]:
-        """What identifies the budget in a conversion's fingerprint."""
+        """Strings that identify the budget in a conversion's fingerprint."""
         return [f"{self.bits:g}", *self.text.facts]
 
 

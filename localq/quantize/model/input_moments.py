@@ -70,7 +70,7 @@ class CalibrationText:
 
     @property
     def facts(self) -> list[str]:
-        """What identifies the text in a conversion's fingerprint."""
+        """Strings that identify the text in a conversion's fingerprint."""
         ids = json.dumps([list(window) for window in self.windows]).encode()
         return [hashlib.sha256(ids).hexdigest(), self.device.type]
 

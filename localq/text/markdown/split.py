@@ -86,7 +86,7 @@ class BlockSplitter:
 
     @property
     def in_code(self) -> bool:
-        """Whether a fence is open."""
+        """True if a fence is open."""
         return self._fence is not None
 
     def dedent(self, line: str) -> str:
@@ -94,13 +94,13 @@ class BlockSplitter:
         return "" if self._fence is None else _without(line, self._fence.indent)
 
     def may_close(self, begun: str) -> bool:
-        """Whether the start of a line may become a closing fence."""
+        """Return whether the start of a line may become a closing fence."""
         assert self._fence is not None
         body = begun.strip(" \t")
         return not body.strip(self._fence.mark[0]) and _indent(begun) < self._fence.indent + _CODE
 
     def closes(self, line: str) -> bool:
-        """Whether this line closes the fence."""
+        """Return whether this line closes the fence."""
         return self._fence is not None and self.may_close(line) and line.strip(" \t").startswith(self._fence.mark)
 
     def line(self, line: str) -> list[Event]:
@@ -144,7 +144,7 @@ class BlockSplitter:
         return depth, rest
 
     def _starts(self, rest: str, depth: int) -> bool:
-        """Whether this line starts a new block."""
+        """Return whether this line starts a new block."""
         within = depth == len(self._items)
         if _indent(rest) >= _CODE:
             return self._kind == "indented" and not within

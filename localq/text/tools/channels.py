@@ -36,7 +36,7 @@ class ToolChannels(harmony.Channels):
 
     @property
     def in_header(self) -> bool:
-        """The last message has no text yet: its header is not complete."""
+        """True while the last message has no text yet: its header is not complete."""
         return self._in_header
 
     def push(self, text: str) -> tuple[str, str]:

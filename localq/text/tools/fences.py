@@ -30,7 +30,7 @@ class CodeFences:
 
     @property
     def inside(self) -> bool:
-        """The text stands in a code block, or in the line that opens or closes it."""
+        """True while the text is in a code block, or in the line that opens or closes it."""
         return bool(self._fence or self._opening(self._line))
 
     def _end(self, line: str) -> None:

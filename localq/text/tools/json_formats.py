@@ -210,7 +210,7 @@ class MistralFormat(ToolFormat):
 
     @property
     def is_repeated(self) -> bool:  # type: ignore[override]
-        """Calls that are written as name and object have a mark each."""
+        """True if calls that are written as name and object have a mark each."""
         return self.named
 
     def read(self, reader: CallReader, tools: Tools) -> Reading[list[ToolCall]]:

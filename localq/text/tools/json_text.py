@@ -116,7 +116,7 @@ def scalar_text(text: str) -> str | None:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether `text` is JSON that every reader takes: no line ends in strings, no halves of a character."""
+    """Return whether `text` is JSON that every reader accepts: no newlines in strings, no lone surrogates."""
     if _SURROGATE.search(text):
         return False
     try:

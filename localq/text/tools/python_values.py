@@ -149,7 +149,7 @@ class PythonText:
         raise NotACall
 
     def _ends_at(self, at: int) -> bool:
-        """Whether a value can have ended before `at`."""
+        """Return whether a value can have ended before `at`."""
         found = _SPACE.match(self._text, at)
         after = self._text[found.end() if found else at :][:1]
         return not after or after in _ENDS

@@ -108,7 +108,7 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, PartCache, Screen[None]):
 
     @property
     def busy(self) -> bool:
-        """Whether a job runs."""
+        """True while a job runs."""
         return any(each.busy for each in self.query(ConversationView))
 
     @property
@@ -127,7 +127,7 @@ class ChatLayout(InputPriorityScreen, TerminalScreen, PartCache, Screen[None]):
 
 
 def _project_line(decided: Mapping[str, str]) -> str:
-    """What project files decide, on one line: what counts first, as a narrow screen has no room for the path."""
+    """Return a line on the settings of project files, names first: a narrow screen has no room for the path."""
     names, paths = ", ".join(decided), ", ".join(dict.fromkeys(decided.values()))
     return " ".join(sanitize(f"! {places.PROJECT_FILE} sets {names}: {paths}").split())
 

@@ -283,7 +283,7 @@ class ChatScreen(ChatLayout):
 
     @property
     def _unsaved(self) -> str:
-        """Why the open conversation is not saved; empty if it is, or has nothing to save yet."""
+        """Reason the open conversation is not saved; empty if it is, or has nothing to save yet."""
         model = self.conversation.model
         if self.app.start_with.store is None:
             return SAVING_IS_OFF

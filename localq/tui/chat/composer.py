@@ -77,7 +77,7 @@ class Composer(TakesInputFirst, TextArea):
 
     @property
     def completing(self) -> bool:
-        """Whether a list of completions is open; its keys are shown then."""
+        """True while a list of completions is open; its keys are shown then."""
         return self._completing
 
     @completing.setter
@@ -217,7 +217,7 @@ class Composer(TakesInputFirst, TextArea):
 
 
 def is_open(text: str) -> bool:
-    """Whether more lines follow: after a backslash, or within triple quotes (code has them in pairs)."""
+    """Return whether more lines follow: after a backslash, or within triple quotes (code has them in pairs)."""
     return text.endswith("\\") or (text.lstrip().startswith(QUOTES) and text.count(QUOTES) % 2 == 1)
 
 

@@ -45,7 +45,7 @@ class ConversationJobs(Vertical):
 
     @property
     def is_profiling(self) -> bool:
-        """Whether the running job is a profile: another job may be started, and waits for it."""
+        """True if the running job is a profile: another job may be started, and waits for it."""
         return self._profiling and self._next is None
 
     def profile(self, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:

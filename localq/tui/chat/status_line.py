@@ -58,7 +58,7 @@ class Status:
 
     @property
     def is_working(self) -> bool:
-        """Whether something runs that the user waits for."""
+        """True while something runs that the user waits for."""
         return phase(self) not in AT_REST
 
 

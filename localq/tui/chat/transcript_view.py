@@ -141,7 +141,7 @@ class TranscriptView(RepeatedRow, VerticalScroll, can_focus=False):
 
     @property
     def _follows(self) -> bool:
-        """Whether the view follows the end."""
+        """True if the view follows the end."""
         return self._anchored and not self._anchor_released
 
     async def show_earlier(self) -> None:
@@ -313,5 +313,5 @@ def reply_facts(stats: Stats | None) -> tuple[str, ...]:
 
 
 def is_live(widget: Widget) -> bool:
-    """Whether `widget` is a streaming reply."""
+    """Return whether `widget` is a streaming reply."""
     return isinstance(widget, TurnView) and widget.turn.number is None

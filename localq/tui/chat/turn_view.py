@@ -112,7 +112,7 @@ class TurnView(RepeatedRow, Vertical, can_focus=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no text has arrived."""
+        """True if no text has arrived."""
         return not self._has_text and not self._thought and not self.turn.text and not self.turn.rounds
 
     def show(self, turn: DrawnTurn) -> None:

@@ -1,4 +1,4 @@
-"""What an empty conversation shows: the model and the first keys."""
+"""Content of an empty conversation: the model and the first keys."""
 
 from __future__ import annotations
 

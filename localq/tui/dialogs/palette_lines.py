@@ -40,7 +40,7 @@ class PaletteEntry:
 
     @property
     def text(self) -> str:
-        """What a search looks at."""
+        """Text that a search looks at."""
         return " ".join(filter(None, (self.title, self.usage, self.key)))
 
     def line(self, width: int, title: Content | None = None) -> Content:

@@ -62,7 +62,7 @@ def _heat(width: int, reading: Reading) -> Content:
 
 
 def _limits(reading: Reading, joules: float | None) -> list[str | Part]:
-    """What holds the clocks back, and the energy of a token; keeps its place once there is a reading."""
+    """Return what limits the clocks, and the energy per token; keeps its place once there is a reading."""
     energy = "" if joules is None else f"{joules:.2f} J/token"
     if reading.held_by is None:
         return [energy] if energy else []

@@ -185,7 +185,7 @@ class InstrumentFacts:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the loaded model runs on a GPU."""
+        """True if the loaded model runs on a GPU."""
         return self.loaded is not None and self.loaded.device == "cuda"
 
     @property
@@ -195,7 +195,7 @@ class InstrumentFacts:
 
     @property
     def profile_due(self) -> bool:
-        """Whether a profile is due: requested, never taken, or the context has grown by `LATER` since."""
+        """True if a profile is due: requested, never taken, or the context has grown by `LATER` since."""
         if not self.on_gpu or self.speed.running or self.asked:
             return False
         if self.wanted or self._failures >= TRIES:
@@ -222,7 +222,7 @@ def read_host_memory() -> Reading:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether `pid` is this process or an engine process of it."""
+    """Return whether `pid` is this process or an engine process of it."""
     import psutil
 
     try:

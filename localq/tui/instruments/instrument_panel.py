@@ -105,7 +105,7 @@ class InstrumentPanel(VerticalScroll):
         self.facts.add_profile(profile)
 
     def show_no_profile(self, why: str) -> None:
-        """The profile failed; it is tried again after later replies, `TRIES` times in all."""
+        """Record a failed profile; it is tried again after later replies, `TRIES` times in all."""
         self.facts.add_profile_failure(why)
 
     def action_profile(self) -> None:
@@ -117,7 +117,7 @@ class InstrumentPanel(VerticalScroll):
 
     @property
     def is_visible(self) -> bool:
-        """Whether it is visible: on a screen that no opaque screen covers."""
+        """True if the panel is visible: on a screen that no opaque screen covers."""
         if not self._seen or not self.is_attached:
             return False
         screens = self.app.screen_stack

@@ -191,7 +191,7 @@ def _tokens(size: int, bytes_per_token: float) -> str:
 
 
 def _sum(memory: MemoryUse) -> list[str | Part]:
-    """What is taken in all, of how much."""
+    """Return the total memory in use, and the capacity."""
     taken = memory.measured_bytes + (memory.others or 0)
     if memory.total is None:
         return [(_gib(taken), "bold"), " GiB"]
@@ -221,7 +221,7 @@ def _meters(memory: MemoryUse, width: int, named: list[Content]) -> list[Content
 
 
 def _plan(memory: MemoryUse, width: int) -> list[Content]:
-    """How much was planned; parts that took more."""
+    """Return the planned memory, and the parts that took more."""
     planned = memory.predicted_bytes
     if planned is None:
         return []

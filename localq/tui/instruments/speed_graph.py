@@ -74,7 +74,7 @@ def rate_and_roof(facts: InstrumentFacts) -> tuple[float, float]:
 
 
 def explanation(facts: InstrumentFacts) -> str:
-    """Where the limit comes from, or how to learn it; "" on the CPU, which has none."""
+    """Return the source of the limit, or how to learn it; "" on the CPU, which has none."""
     if facts.loaded is None or not facts.on_gpu:
         return ""
     if facts.roof is None:

@@ -81,7 +81,7 @@ class PostingWatcher:
 
     @property
     def stopped(self) -> bool:
-        """`stop` was called."""
+        """True once `stop` was called."""
         return self._stopped.is_set()
 
     def stop(self) -> None:

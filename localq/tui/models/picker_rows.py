@@ -55,7 +55,7 @@ class PickerRow:
 
     @property
     def place(self) -> str:
-        """Where it is: "on disk, 98.4 MB", "31.0 MB of 98.4 MB on disk", "61.1 GB to download, 15 min to quantize"."""
+        """Location: "on disk, 98.4 MB", "31.0 MB of 98.4 MB on disk", "61.1 GB to download, 15 min to quantize"."""
         size = self.offer.download_bytes if self.offer is not None else None
         if self.local is not None and self.local.complete:
             return f"on disk, {human_bytes(self.local.bytes)}"
@@ -215,7 +215,7 @@ def grouped(rows: Sequence[PickerRow]) -> list[PickerRow | str]:
 
 
 def is_model_name(text: str, rows: Sequence[PickerRow]) -> bool:
-    """Whether `text` is a model name (ORG/REPO, folder, file, NAME@FORMAT) rather than a filter."""
+    """Return whether `text` is a model name (ORG/REPO, folder, file, NAME@FORMAT) rather than a filter."""
     return bool(text.strip()) and not any(row.name.casefold() == text.strip().casefold() for row in rows) and (
         not rows or "/" in text or text.strip().endswith(".gguf") or "@" in text
     )  # fmt: skip

@@ -98,7 +98,7 @@ class ModelTable(DataTable[Text]):
 
     @property
     def _is_on_first(self) -> bool:
-        """Whether the cursor is on the first row, or on the name of its group."""
+        """True if the cursor is on the first row, or on the name of its group."""
         return not any(isinstance(each, PickerRow) for each in self._lines[: self.cursor_row])
 
     def validate_cursor_coordinate(self, value: Coordinate) -> Coordinate:

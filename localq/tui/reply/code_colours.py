@@ -29,7 +29,7 @@ KEPT = 16  # blocks in the cache
 
 
 class Look(NamedTuple):
-    """What colours depend on beside the code: the language named by the fence, and the theme."""
+    """Inputs of the colours besides the code: the language named by the fence, and the theme."""
 
     language: str
     ansi: bool
@@ -72,7 +72,7 @@ class GrowingCode:
 
     @property
     def in_parts(self) -> bool:
-        """Whether the colours may differ from those of the whole block."""
+        """True if the colours may differ from those of the whole block."""
         return bool(self._done)
 
     async def take(self, code: str, is_waited_for: Callable[[], bool]) -> list[ColouredLine]:

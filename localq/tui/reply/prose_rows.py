@@ -45,7 +45,7 @@ def margin(block: ProseBlock, is_top: bool = True) -> tuple[int, int]:
 
 
 def takes_mark(selection: Selection | None, line: int) -> bool:
-    """Whether the mark before a line is selected with it: the selection begins above the line."""
+    """Return whether a line's mark is selected with it, because the selection begins above the line."""
     if selection is None or selection.get_span(line) is None:
         return False
     return selection.start is None or selection.start.y < line

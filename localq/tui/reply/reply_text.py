@@ -194,7 +194,7 @@ class ReplyText(RepeatedRow, Markdown):
             await self._finish()
 
     def _is_waited_for(self) -> bool:
-        """Whether a key waits."""
+        """Return whether a key is waiting."""
         input_priority: InputPriority | None = getattr(self.app, "input_priority", None)
         return input_priority is not None and input_priority.is_waiting
 

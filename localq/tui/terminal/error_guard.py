@@ -120,7 +120,7 @@ class GuardedApp(App[int]):
 
 
 def _place_of(error: BaseException) -> tuple[str, str, int]:
-    """What two reports of one error have in common: type, file and line."""
+    """Return the key that two reports of one error share: type, file and line."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -16,7 +16,7 @@ EDITING = frozenset(("enter", "backspace", "tab", "up", "down", "left", "right")
 
 
 def is_typed(message: Message) -> bool:
-    """Whether a message is a key that edits text."""
+    """Return whether a message is a key that edits text."""
     return isinstance(message, Key) and (message.is_printable or message.key in EDITING)
 
 
@@ -43,7 +43,7 @@ class InputPriority:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether keys wait, and not longer than `PATIENCE_S`."""
+        """True while keys wait, but no longer than `PATIENCE_S`."""
         return self._count > 0 and self._clock() - self._since_s < PATIENCE_S
 
 
