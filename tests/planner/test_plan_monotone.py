@@ -79,6 +79,7 @@ def test_with_default_settings_every_64_mib_gives_at_least_as_much(every_offer):
         assert all(less <= more for less, more in zip(with_desktop, found, strict=True)), offer.name
 
 
+@pytest.mark.timeout(900)  # a minute on two idle cores
 def test_with_any_pair_of_settings_every_gib_gives_at_least_as_much(every_offer):
     planned, all_pairs = 0, [*pairs()]
     for offer in every_offer:
