@@ -6,6 +6,7 @@ of 8 and 4 bit is defined in `engine.kv_codec`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,9 @@ from localq.kv_bits import KV_BITS, KvBits
 
 MOST_PER_GROUP = 16  # query heads of one kv head
 MOST_COLUMNS = 512  # of a head in 16 bit
-VERIFIED_COLUMNS = 256  # wider heads were emulated, but not run on a GPU: decode steps leave them to torch
+VERIFIED_COLUMNS = 256  # wider heads were emulated, but not run on a GPU: `footprint.GEMMA4_ON_GPU` switches them on
+
+Shape = tuple[int, int, int]  # heads, KV heads, columns of a head
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,16 @@ class AttentionWorkspace:
     def bytes(self) -> int:
         """Bytes allocated."""
         return self.partials.nbytes + self.arrived.nbytes
+
+
+def workspaces(shapes: Iterable[Shape], device: torch.device, rows: int) -> dict[Shape, AttentionWorkspace]:
+    """Workspaces of layers whose heads differ, by shape, in one memory: layers run one behind the other."""
+    found = {shape: AttentionWorkspace(*shape, device, rows) for shape in shapes}
+    partials = max((each.partials for each in found.values()), key=torch.numel)
+    arrived = max((each.arrived for each in found.values()), key=torch.numel)
+    for each in found.values():
+        each.partials, each.arrived = partials, arrived
+    return found
 
 
 def why_not(heads: int, kv_heads: int, head_dim: int, most: int = VERIFIED_COLUMNS) -> str:
