@@ -49,7 +49,7 @@ LOGITS_BYTES = 6  # per entry of the vocabulary: one row in 16 bit and in f32
 
 def is_fused_gemma4(arch: Architecture) -> bool:
     """Whether its decode steps on a GPU are those of a Gemma 4 by kernels."""
-    return GEMMA4_ON_GPU and arch.traits.two_head_sizes and not arch.experts
+    return GEMMA4_ON_GPU and arch.traits.two_head_sizes
 
 
 def no_kernel(arch: Architecture) -> str:

@@ -108,8 +108,6 @@ def why_not_chosen(
         if entries > active:
             count += " and a shared expert"
         return f"no kernel supports {count} per token ({most})"
-    if experts.gate not in expert_kernel.GATES:
-        return f"no kernel supports experts gated by {experts.gate}"
     for part in (experts.gate_up_proj, experts.down_proj):
         if (stack := stack_of(part)) is None:
             return "no kernel supports experts in this format"
@@ -118,8 +116,9 @@ def why_not_chosen(
         except ValueError as error:
             return f"no kernel supports these {error}"
         biases = experts.gate_up_proj_bias, experts.down_proj_bias
-        plain = biases == (None, None) and experts.gate == "silu" and not experts.interleaved
-        if isinstance(stack, TableStack) and not plain:
+        plain = biases == (None, None) and not experts.interleaved
+        knows = experts.gate in expert_kernel.gates_of(stack)
+        if not knows or (isinstance(stack, TableStack) and not plain):
             return "no kernel supports experts with these biases and gates in this format"
         if part is experts.down_proj and not expert_kernel.has_room(stack, multiplied):
             columns = stacks.shape_of(stack)[2]

@@ -6,7 +6,7 @@ normed, rotated and the results put beside each other by launches of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -50,7 +50,7 @@ class StepBuffers:
         return self._shared[name]
 
     def attention_workspaces(
-        self, shapes: Iterable[attention.Shape], device: torch.device
+        self, shapes: Sequence[attention.Shape], device: torch.device
     ) -> dict[attention.Shape, attention.AttentionWorkspace]:
         """Return the workspaces of attention by shape, which all steps and layers share."""
         if not self._attention:

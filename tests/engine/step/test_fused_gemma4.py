@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from localq.engine.cache import KVCache
+from localq.engine.generate import Engine
+from localq.engine.load.load import load
 from localq.engine.sampler import SamplerState
 from localq.engine.step import fused
 from localq.engine.step.fused import OPERATIONS, FusedStep
@@ -15,18 +17,25 @@ from localq.engine.step.rows import StepBuffers
 from localq.engine.step.state import StepState
 from localq.files.architecture import Architecture
 from localq.files.attention_shapes import NO_KERNEL
+from localq.files.model_folder import open_model
 from localq.kernels import attention
 from localq.models import ARCHITECTURES
 from localq.planner import footprint
+from localq.planner.load_options import LoadOptions
 from localq.planner.placement import Placement
 from tests.support.engine import step_stand_ins
-from tests.support.engine.fused_models import GEMMA4, GEMMA4_CASES, config_of
+from tests.support.engine.engine_runs import ids_of, prompt_of
+from tests.support.engine.fused_models import GEMMA4, GEMMA4_CASES, GEMMA4_CHECKPOINTS, config_of
 from tests.support.engine.fused_steps import fused_step
+from tests.support.engine.lossless import Oracle
 from tests.support.models import tiny_models
 from tests.support.models.tiny_cases import BY_NAME
+from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.models.tiny_models import CONTEXT
 
-DENSE = ["gemma4", "gemma4-unified", "gemma4-values", "gemma4-shared", "gemma4-inputs", "gemma4-small"]
+NAMES = [
+    "gemma4", "gemma4-unified", "gemma4-values", "gemma4-shared", "gemma4-inputs", "gemma4-small", "gemma4-experts",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -42,7 +51,7 @@ def steps_of(model, rows: tuple[int, ...]) -> tuple[StepBuffers, list[FusedStep]
 
 
 @pytest.mark.parametrize("rows", [(1,), (1, 2), (1, 2, 4, 8)], ids=str)
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", NAMES)
 def test_buffers_are_those_of_the_plan_to_the_byte(name, rows, monkeypatch, on_gpu):
     step_stand_ins.install(monkeypatch)
     buffers, steps = steps_of(tiny_models.ours(name), rows)
@@ -51,7 +60,7 @@ def test_buffers_are_those_of_the_plan_to_the_byte(name, rows, monkeypatch, on_g
     assert buffers.bytes() + sum(each.own_bytes() for each in steps) == planned
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_plan_is_that_of_the_modules_until_the_step_has_run_on_a_gpu(name, monkeypatch):
     arch = Architecture.from_config(BY_NAME[name].config)
     plans = []
@@ -69,6 +78,7 @@ def test_the_plan_is_that_of_the_modules_until_the_step_has_run_on_a_gpu(name, m
         ("gemma4", [], ["norm"], None),
         ("gemma4-values", [], ["norm"], None),
         ("gemma4-shared", [], ["norm"], 3),
+        ("gemma4-experts", [], ["norm"], None),
         (
             "gemma4-small",
             ["embed", "embed", "embed", "norm", "embed"],
@@ -87,7 +97,8 @@ def test_launches_of_a_layer(name, first, layer, shared, monkeypatch):
     expected = ["embed", *first]
     for index in range(model.config.layers):
         values = [] if shared is not None and index >= shared else ["norm"]
-        expected += ["qkv", *values, "attention", "o", "norm", "gate_up", "down", "norm", *layer]
+        beside = ["norm", "router", "router", "gate_up", "down", "norm"] if model.config.experts else []
+        expected += ["qkv", *values, "attention", "o", "norm", "gate_up", "down", *beside, "norm", *layer]
     assert operations == [*expected, "head", "sample"]
     assert set(operations) <= set(OPERATIONS)
 
@@ -130,7 +141,8 @@ def test_what_no_kernel_computes_is_named(monkeypatch, on_gpu):
     assert "supports head_dim 520 " in fused.why_not(built("gemma4", global_head_dim=520))
     assert fused.why_not(built("gemma4", global_head_dim=128), 8) == ""
     assert "layer inputs with 10 columns" in fused.why_not(built("gemma4-inputs", hidden_size_per_layer_input=10))
-    assert "experts" in fused.why_not(built("gemma4-experts"))
+    refused = "no kernel supports experts with these biases and gates in this format"
+    assert fused.why_not(built("gemma4-experts", hidden_activation="gelu")) == refused
 
 
 def test_tables_in_pageable_memory_are_left_to_the_modules(on_gpu):
@@ -139,6 +151,23 @@ def test_tables_in_pageable_memory_are_left_to_the_modules(on_gpu):
     del model.embed_tokens_per_layer
     model.embed_tokens_per_layer = SimpleNamespace(weight=SimpleNamespace(is_cuda=True))
     assert fused.why_not(model) == "the embedding table is in pageable host memory"
+
+
+@pytest.mark.parametrize("kind", GEMMA4_CHECKPOINTS)
+def test_replies_of_the_launches_with_drafts_are_those_of_the_modules(kind, tmp_path, monkeypatch):
+    """Past a window and a pass, so that windows slide."""
+    folder = make_checkpoint(tmp_path, "gemma4_text", initializer_range=0.1, **GEMMA4_CHECKPOINTS[kind])
+    options = LoadOptions(device="cpu", dtype="float32", ctx=256, draft_tokens=7)
+    prompt, ways = prompt_of(20), []
+    for fused_rows in (0, 7):
+        engine = Engine(load(open_model(folder), options), draft_tokens=fused_rows)
+        if fused_rows:
+            step_stand_ins.install(monkeypatch)
+            engine._steps.fuse()
+            engine._drafter = Oracle(ways[0], seed=1)
+        ways.append(ids_of(engine, prompt, max_tokens=180, draft_tokens=fused_rows))
+    assert len(ways[0]) > 150
+    assert ways[0] == ways[1]
 
 
 def test_workspaces_of_two_head_sizes_lie_in_one_memory(monkeypatch):

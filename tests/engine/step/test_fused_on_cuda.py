@@ -22,6 +22,7 @@ from tests.support.engine.fused_models import (
     CASES,
     CONTEXT,
     GEMMA4_CASES,
+    GEMMA4_CHECKPOINTS,
     UNCUT_PHI3,
     assert_as_good_as_the_modules,
     step_of,
@@ -32,7 +33,6 @@ from tests.support.models.tiny_checkpoints import make_checkpoint
 pytestmark = pytest.mark.cuda
 LONG = 4096
 DTYPES = [torch.float16, torch.bfloat16]
-GEMMA4_SIZES = {"head_dim": 64, "global_head_dim": 512}
 SAMPLED = Sampling(temperature=0.9, top_k=40, top_p=0.97, min_p=0.001, repeat_penalty=1.1, seed=9)
 
 
@@ -68,12 +68,9 @@ def test_gemma4_reads_layer_inputs_from_pinned_host_memory_with_the_same_bits():
     assert torch.equal(fused_models.by_launches(model, ids), expected)
 
 
-@pytest.mark.parametrize("kind", ["dense", "inputs"])
+@pytest.mark.parametrize("kind", GEMMA4_CHECKPOINTS)
 def test_gemma4_replies_by_graphs_are_those_of_launches_with_the_memory_of_the_plan(kind, tmp_path):
-    more = {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 320, "num_kv_shared_layers": 2,
-            "num_hidden_layers": 4, "attention_k_eq_v": False,
-            "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
-    folder = make_checkpoint(tmp_path, "gemma4_text", **GEMMA4_SIZES, **(more if kind == "inputs" else {}))
+    folder = make_checkpoint(tmp_path, "gemma4_text", **GEMMA4_CHECKPOINTS[kind])
     found = []
     for use_graphs in (True, False):
         options = LoadOptions(device="cuda", dtype="bfloat16", ctx=512, draft_tokens=7)

@@ -28,11 +28,24 @@ GEMMA4 = {  # of 6 layers; those without a window have heads of 512 columns
     **SHAPE, "num_hidden_layers": 6, "head_dim": 32, "num_key_value_heads": 4, "global_head_dim": 512,
     "num_global_key_value_heads": 2,
 }  # fmt: skip
-GEMMA4_CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> as `CASES`: like 31B, 12B, E4B
+GEMMA4_CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> as `CASES`: like 31B, 12B, E4B, 26B-A4B
     "gemma4": GEMMA4,
-    "gemma4-unified": {**GEMMA4, "num_global_key_value_heads": 1, "attention_bias": False},
+    "gemma4-unified": {**GEMMA4, "num_attention_heads": 16, "num_global_key_value_heads": 1, "attention_bias": False},
     "gemma4-inputs": {
         **GEMMA4, "hidden_size_per_layer_input": 64, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+    },
+    "gemma4-experts": {**GEMMA4, "moe_intermediate_size": 64},
+}  # fmt: skip
+_GEMMA4_HEADS = {"head_dim": 64, "global_head_dim": 512}
+GEMMA4_CHECKPOINTS: dict[str, dict[str, Any]] = {  # of `tiny_checkpoints`, type gemma4_text
+    "dense": _GEMMA4_HEADS,
+    "inputs": {
+        **_GEMMA4_HEADS, "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 320, "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2, "attention_k_eq_v": False,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "experts": {
+        **_GEMMA4_HEADS, "enable_moe_block": True, "num_experts": 5, "top_k_experts": 3, "moe_intermediate_size": 64,
     },
 }  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed besides
