@@ -20,7 +20,7 @@ __device__ __forceinline__ void write_gate_up(const BlockGemv& p, const BlockSha
     const uint32_t o = unit % p.slot_units * kHalfTile + g;
     if (o >= p.results) continue;
     const float gate = row_result(p, s, run, tile, g, scale), up = row_result(p, s, run, tile, g + kHalfTile, scale);
-    const float value = p.clamped ? clamped_gate(p, gate, up) : activate(gate, Activation::kSilu) * up;
+    const float value = p.clamped ? clamped_gate(p, gate, up) : activate(gate, p.extras.activation) * up;
     round_to(value, y[uint64_t(slot) * p.results + o]);
   }
 }

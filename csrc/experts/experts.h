@@ -11,8 +11,8 @@
 namespace localq {
 
 enum class ExpertFormat : int { kMxfp4 = 0, kNf4 = 1, kPlain = 2 };
-enum class Gate : int { kSilu = 0, kClamped = 1 };    // kClamped: gpt-oss
-enum class Weighing : int { kChosen = 0, kAll = 1 };  // softmax over the chosen experts, or over all
+enum class Gate : int { kSilu = 0, kClamped = 1, kGeluTanh = 2 };  // kClamped: gpt-oss; kGeluTanh: Gemma 4
+enum class Weighing : int { kChosen = 0, kAll = 1 };               // softmax over the chosen experts, or over all
 
 constexpr int kMostExperts = 512, kMostChosen = 16;  // a stack may have a shared expert behind so many
 

@@ -70,6 +70,7 @@ void check(const ExpertsGemm& e, Type type) {
           "must be a positive multiple of 64, or of 8 with 16-bit weights");
   require(w.out >= 8 && w.out <= 1 << 24 && w.out % (e.gated ? 16 : 8) == 0, kOp, "out", w.out,
           "must be a positive multiple of 8, or of 16 with a gate");
+  require(e.gate != Gate::kGeluTanh, kOp, "gate", static_cast<int>(e.gate), "must be silu or clamped");
   require(e.entries >= 1 && e.entries <= 1 << 24, kOp, "entries", e.entries, "must be from 1 to 2^24");
   require_aligned(w.codes, 16, kOp, "codes");
   require_aligned(e.x, 16, kOp, "x");

@@ -99,6 +99,7 @@ void experts_gate_up(const ExpertsGateUp& e, Type type, int device, cudaStream_t
   p.kind = BlockKind::kGateUp;
   p.extras.norm = e.norm, p.extras.norm_weight = e.norm_weight, p.extras.eps = e.eps;
   p.interleaved = e.interleaved, p.clamped = e.gate == Gate::kClamped;
+  p.extras.activation = e.gate == Gate::kGeluTanh ? Activation::kGeluTanh : Activation::kSilu;
   p.alpha = e.alpha, p.limit = e.limit;
   p.results = uint32_t(e.stack.out / 2);
   p.slot_units = (p.results + kHalfTile - 1) / kHalfTile;

@@ -55,7 +55,8 @@ void bind_gguf(py::module_& m) {
   m.def(
       "gguf_experts_gate_up",
       [](uintptr_t x, const py::dict& stack, int gate_type, int up_type, int norm, uintptr_t norm_weight, float eps,
-         uintptr_t chosen, int active, uintptr_t gates, uintptr_t y, int type, int device, uintptr_t stream) {
+         uintptr_t chosen, int active, int activation, uintptr_t gates, uintptr_t y, int type, int device,
+         uintptr_t stream) {
         const GgufExpertsGateUp e = {gguf_stack_of(stack),
                                      pointer<const void>(x),
                                      static_cast<NormKind>(norm),
@@ -63,14 +64,15 @@ void bind_gguf(py::module_& m) {
                                      eps,
                                      pointer<const int32_t>(chosen),
                                      active,
+                                     static_cast<Activation>(activation),
                                      pointer<float>(gates),
                                      pointer<void>(y)};
         gguf_experts_gate_up(e, static_cast<GgufType>(gate_type), static_cast<GgufType>(up_type),
                              static_cast<Type>(type), device, stream_of(stream));
       },
       py::arg("x"), py::arg("stack"), py::arg("gate_type"), py::arg("up_type"), py::arg("norm"), py::arg("norm_weight"),
-      py::arg("eps"), py::arg("chosen"), py::arg("active"), py::arg("gates"), py::arg("y"), py::arg("type"),
-      py::arg("device"), py::arg("stream"));
+      py::arg("eps"), py::arg("chosen"), py::arg("active"), py::arg("activation"), py::arg("gates"), py::arg("y"),
+      py::arg("type"), py::arg("device"), py::arg("stream"));
 
   m.def(
       "gguf_experts_down",

@@ -128,6 +128,7 @@ void gguf_experts_gate_up(const GgufExpertsGateUp& e, GgufType gate, GgufType up
   ExpertArguments p = plan(kOp, e.stack, e.chosen, e.active, type);
   p.parts = 2;
   p.extras.norm = e.norm, p.extras.norm_weight = e.norm_weight, p.extras.eps = e.eps;
+  p.extras.activation = e.activation;
   if (e.norm != NormKind::kNone) require_aligned(e.norm_weight, 2, kOp, "norm_weight");
   if (gate == up) return multiply(kOp, p, p.count * p.tiles, gate, e.x, e.y, device, stream);
   require_aligned(e.gates, 4, kOp, "gates");

@@ -21,8 +21,8 @@ struct GgufStack {
   int64_t experts, parts, out, in;
 };
 
-// y T [active, out] = silu(gate) * up of norm(x) for the experts chosen[j]; 2 parts. An index outside is clamped. Two
-// launches, with the gates in f32 between them, if gates and ups are of two block types.
+// y T [active, out] = activation(gate) * up of norm(x) for the experts chosen[j]; 2 parts. An index outside is clamped.
+// Two launches, with the gates in f32 between them, if gates and ups are of two block types.
 struct GgufExpertsGateUp {
   GgufStack stack;
   const void* x;  // T [in]
@@ -31,6 +31,7 @@ struct GgufExpertsGateUp {
   float eps;
   const int32_t* chosen;
   int active;
+  Activation activation;
   float* gates;  // f32 [active, out], written over; null for one block type
   void* y;
 };

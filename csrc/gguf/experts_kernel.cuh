@@ -91,7 +91,7 @@ __device__ __forceinline__ void write_gate_up(const ExpertArguments& p, const Sh
     } else {
       const float gate = p.parts == 1 ? p.gates[at] : first;
       const float up = p.parts == 1 ? first : sum_shares(shares, tile + 1, r, 0, 1);
-      round_to(activate(gate, Activation::kSilu) * up, y[at]);
+      round_to(activate(gate, p.extras.activation) * up, y[at]);
     }
   }
 }

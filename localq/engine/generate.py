@@ -73,7 +73,7 @@ class Engine:
             self._ledger |= self._draft_model.ledger()
             self.notes = (*self.notes, *self._draft_model.notes)
         if on_cuda:
-            reason = fused.why_not(model.model)
+            reason = fused.why_not(model.model, model.cache.bits)
             if reason:
                 self.notes = (*self.notes, f"decoding is slow because the fused kernels cannot be used: {reason}")
             self._prepare(not reason, use_graphs, on_progress)

@@ -76,7 +76,7 @@ class Decode:
         cache = model.cache
         self._cache = KVCache(cache.layout, model.ctx, model.dtype, model.device, cache.bits, cache.chunk)
         self._state = StepState(SamplerState(model.vocab, model.ctx, model.device), model.device)
-        runs_fused = model.device.type == "cuda" and not fused.why_not(model.model)
+        runs_fused = model.device.type == "cuda" and not fused.why_not(model.model, model.cache.bits)
         self._fused = FusedStep(model.model, self._cache, self._state) if runs_fused else None
 
     @torch.inference_mode()

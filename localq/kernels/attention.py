@@ -6,6 +6,7 @@ of 8 and 4 bit is defined in `engine.kv_codec`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,9 @@ from localq.kv_bits import KV_BITS, KvBits
 
 MOST_PER_GROUP = 16  # query heads of one kv head
 MOST_COLUMNS = 512  # of a head in 16 bit
-VERIFIED_COLUMNS = 256  # wider heads were emulated, but not run on a GPU: decode steps leave them to torch
+VERIFIED_COLUMNS = 256  # wider heads were emulated, but not run on a GPU: `footprint.GEMMA4_ON_GPU` switches them on
+
+Shape = tuple[int, int, int]  # heads, KV heads, columns of a head
 
 
 @dataclass(frozen=True)
@@ -59,18 +62,19 @@ class AttentionWorkspace:
     rows   consecutive tokens of a launch, at most
     """
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device, rows: int = 1) -> None:
-        module = kernels.module()
-        every = [module.attention_splits(kv_heads * count, device.index or 0) for count in range(1, rows + 1)]
-        floats = [
-            count * module.attention_partials(heads, kv_heads, head_dim, splits)
-            for count, splits in enumerate(every, 1)
-        ]
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+        rows: int = 1,
+        memory: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """memory: `partials` and `arrived` of several workspaces; None: they are allocated."""
         self.shape, self.rows = (heads, kv_heads, head_dim), rows
-        self.splits: int = every[0]
-        self._more_splits = every[1:]
-        self.partials = torch.empty(max(floats), dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(rows * 16 * kv_heads, dtype=torch.int32, device=device)
+        self.splits, *self._more_splits = _splits(kv_heads, device, rows)
+        self.partials, self.arrived = memory or _memory([self.shape], device, rows)
 
     def splits_of(self, rows: int) -> int:
         """Blocks per kv head and row of a launch of `rows` rows, at most."""
@@ -79,6 +83,30 @@ class AttentionWorkspace:
     def bytes(self) -> int:
         """Bytes allocated."""
         return self.partials.nbytes + self.arrived.nbytes
+
+
+def _splits(kv_heads: int, device: torch.device, rows: int) -> list[int]:
+    """Blocks per kv head and row of launches of 1 to `rows` rows, at most."""
+    module = kernels.module()
+    return [module.attention_splits(kv_heads * count, device.index or 0) for count in range(1, rows + 1)]
+
+
+def _memory(shapes: Sequence[Shape], device: torch.device, rows: int) -> tuple[Tensor, Tensor]:
+    """`partials` and `arrived` with room for each of `shapes`."""
+    module = kernels.module()
+    floats = [
+        count * module.attention_partials(*shape, splits)
+        for shape in shapes
+        for count, splits in enumerate(_splits(shape[1], device, rows), 1)
+    ]
+    arrived = torch.zeros(rows * 16 * max(kv_heads for _, kv_heads, _ in shapes), dtype=torch.int32, device=device)
+    return torch.empty(max(floats), dtype=torch.float32, device=device), arrived
+
+
+def workspaces(shapes: Sequence[Shape], device: torch.device, rows: int) -> dict[Shape, AttentionWorkspace]:
+    """Workspaces of layers whose heads differ, by shape, in one memory: layers run one behind the other."""
+    memory = _memory(shapes, device, rows)
+    return {shape: AttentionWorkspace(*shape, device, rows, memory) for shape in shapes}
 
 
 def why_not(heads: int, kv_heads: int, head_dim: int, most: int = VERIFIED_COLUMNS) -> str:

@@ -149,7 +149,10 @@ def complete(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 class NormedAttention(Attention):
-    """Attention whose values are normed, and made from the matrix of the keys where the layer has none for them."""
+    """Attention whose values are normed, and made from the matrix of the keys where the layer has none for them.
+
+    source   the earlier layer whose keys and values it reads, or None
+    """
 
     no_kernel = NO_KERNEL
     is_gated = True  # a rotation of values could not be undone where they are made from keys
@@ -158,17 +161,17 @@ class NormedAttention(Attention):
     def __init__(self, config: DecoderConfig, layer: int, norm: type[RMSNorm]) -> None:
         super().__init__(config, layer, norm)
         assert isinstance(config, Config)
-        self.is_shared = layer in dict(config.shared)
+        self.source = dict(config.shared).get(layer)
         if config.keys_as_values and not config.windows[layer]:
             self.v_proj = None
-        if self.is_shared:
+        if self.source is not None:
             del self.k_proj, self.v_proj, self.k_norm
         else:
             self.v_norm = ConstantRMSNorm(self.head_dim, config.eps)
 
     def inputs(self) -> tuple[nn.Module, ...]:
         """Return the linears that read x."""
-        found = (self.q_proj,) if self.is_shared else (self.q_proj, self.k_proj, self.v_proj)
+        found = (self.q_proj, self.k_proj, self.v_proj) if self.source is None else (self.q_proj,)
         return tuple(each for each in found if each is not None)
 
     def project(self, x: Tensor) -> Projected:
@@ -178,7 +181,7 @@ class NormedAttention(Attention):
 
     def forward(self, x: Tensor, step: Pass) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        if self.is_shared:
+        if self.source is not None:
             q, found = self._turned(self.q_norm, self.q_proj(x), step), step.cache.read(self.layer, step.live)
         else:
             projected = self.project(x)
@@ -204,6 +207,10 @@ class ScaledRouter(nn.Module):
         self.proj = PlainLinear(config.hidden, config.experts, bias=False)
         self.scale = nn.Parameter(torch.empty(config.hidden))
         self.per_expert_scale = nn.Parameter(torch.empty(config.experts))
+
+    def place(self) -> None:
+        """Make the factor of the norm, which only kernels read, that of the stream as the matrix reads it."""
+        self.norm.scale.copy_(self.scale.detach().float() * self.factor)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, hidden] -> weights f32 [T, k], and the chosen experts int64 [T, k]."""
@@ -315,6 +322,12 @@ class Model(ScaledDecoder):
             torch.mul(self.per_layer_projection_norm(projected) + rows, 2.0**-0.5, out=out)
         return found
 
+    @property
+    def input_width(self) -> int:
+        """Columns of what a layer adds per token; 0 where layers add nothing."""
+        assert isinstance(self.config, Config)
+        return self.config.input_width
+
     def make_tables(self, context: int, device: torch.device | str) -> None:
         """As `Decoder.make_tables`, and the constants of norms without weights."""
         super().make_tables(context, device)
@@ -324,3 +337,6 @@ class Model(ScaledDecoder):
         for module in self.modules():
             if isinstance(module, ConstantRMSNorm):
                 module.place(device)
+        for module in self.modules():
+            if isinstance(module, ScaledRouter):
+                module.place()

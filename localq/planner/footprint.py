@@ -18,7 +18,7 @@ from localq.files.architecture import Architecture
 from localq.files.attention_shapes import AttentionShape
 from localq.files.layer_caches import KeysAndValues, LayerCache
 from localq.files.linears import Linears
-from localq.planner import recurrent_memory, slabs
+from localq.planner import gemma4_memory, recurrent_memory, slabs
 from localq.planner.placement import STORED, Placement
 
 MIB = 2**20
@@ -32,6 +32,7 @@ LAUNCH_BYTES = 8192  # per kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill processes the prompt in chunks of this size
 CPU_CHUNK = 128  # the same on the CPU: 0.16 s for SmolLM2-135M on two cores, so that Cancel reacts; 256 is 10 % faster
 SLIDES_ON_GPU = True  # whether windows slide there: where not, their layers keep every position
+GEMMA4_ON_GPU = False  # whether decode steps of Gemma 4 are fused there: their launches have not run on one
 INPUT_ROWS = 128  # tokens whose inputs of layers are computed at a time (`models.gemma4`)
 SPARE_BYTES = 32 * MIB  # unused parts of the allocator's blocks of 20 and 2 MiB
 # Without fused attention (soft cap): scores of a block of queries, and copies, in 16 bit.
@@ -41,6 +42,16 @@ MOST_SPLITS, CLUSTER = 64, 8  # attention: splits of the slots of a KV head (csr
 # Bytes per entry of the vocabulary (seen, breakers, matches, index; the mask of one bit is separate), and fixed bytes.
 SAMPLER_BYTES, SAMPLER_FIXED = 14, 13_092
 LOGITS_BYTES = 6  # per entry of the vocabulary: one row in 16 bit and in f32
+
+
+def is_fused_gemma4(arch: Architecture) -> bool:
+    """Whether its decode steps on a GPU are those of a Gemma 4 by kernels."""
+    return GEMMA4_ON_GPU and arch.traits.two_head_sizes
+
+
+def no_kernel(arch: Architecture) -> str:
+    """What of a decode step no kernel computes, in a few words; empty if kernels compute all."""
+    return "" if is_fused_gemma4(arch) else arch.traits.no_kernel
 
 
 def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str, int]:
@@ -110,7 +121,7 @@ def fixed_bytes(
     """
     if weights is None:
         weights = placed_weights(arch, format, scheme)
-    unplaced = _unplaced_bytes(arch, format, scheme, itemsize, placement.rows)
+    unplaced = _unplaced_bytes(arch, format, scheme, itemsize, placement.rows, is_fused_gemma4(arch))
     users = [format_facts.of(format)] + [format_facts.of("nf4")] * (placement.head == "nf4")
     return {
         "weights": weights,
@@ -133,17 +144,19 @@ def _placed_tables(arch: Architecture, placement: Placement) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _unplaced_bytes(arch: Architecture, format: str, scheme: str, itemsize: int, rows: int) -> dict[str, int]:
-    """Return the part of `fixed_bytes` that is the same in every placement."""
+def _unplaced_bytes(
+    arch: Architecture, format: str, scheme: str, itemsize: int, rows: int, gemma4: bool
+) -> dict[str, int]:
+    """Those of `fixed_bytes` that are the same in every placement. gemma4: `is_fused_gemma4`."""
     return {
         "kv_cache": sum(count * _recurrent_bytes(kind, itemsize, rows) for kind, count in arch.cache_kinds.items()),
         "tables": _fixed_tables(arch, format, scheme),
         "scratch": _scratch(arch, format, itemsize),
-        "step_buffers": _step_buffers(arch, format, itemsize, rows),
+        "step_buffers": _step_buffers(arch, format, itemsize, rows, gemma4),
         "attention_workspace": _attention_workspace(arch, rows),
         "sampler": SAMPLER_BYTES * arch.vocab + ROWS[-1] * 4 * -(-arch.vocab // 32) + SAMPLER_FIXED,
         "cublas_workspace": CUBLAS_BYTES,
-        "graphs": _graph_launches(arch, format, rows) * LAUNCH_BYTES,
+        "graphs": _graph_launches(arch, format, rows, gemma4) * LAUNCH_BYTES,
     }
 
 
@@ -221,18 +234,19 @@ def _launches(arch: Architecture) -> int:
     return launches + 2 * arch.traits.norms_behind
 
 
-def _graph_launches(arch: Architecture, format: str, rows: int) -> int:
+def _graph_launches(arch: Architecture, format: str, rows: int, gemma4: bool) -> int:
     """Launches of all graphs: three of a step of one row, and one of each of several rows, up to `rows`; with
     recurrent layers also one of a step of one row that replays drafted tokens.
 
     Of several rows the norms, the write of keys and values and the rotations are launches of their own, and experts
     are computed row by row.
     """
-    of_one = _launches(arch) * arch.layers + 3
-    more = 3 + (4 if format == "vq2" else 0)
+    of_one = (_launches(arch) + gemma4_memory.layer_launches(arch) * gemma4) * arch.layers + 3
+    more = 3 + (4 if format == "vq2" else 0) + gemma4
     several = [each for each in ROWS[1:] if each <= rows]
     by_row = sum(3 * (each - 1) * arch.layers for each in several) if arch.experts else 0
     by_row += sum(2 * (each - 1) * arch.layers for each in several) if arch.traits.wide_norms else 0
+    by_row += sum(gemma4_memory.row_launches(arch) * (each - 1) * arch.layers for each in several) if gemma4 else 0
     replaying = 1 if several and arch.recurrent_layers else 0
     return (3 + replaying + len(several)) * of_one + len(several) * more * arch.layers + by_row
 
@@ -334,21 +348,22 @@ def _rotary(arch: Architecture) -> int:
 
 def _attention_workspace(arch: Architecture, rows: int) -> int:
     """Bytes of the partial results of decode attention on the largest card, and of its counters."""
-    return max((_workspace_of(each, rows) for each in arch.attention_shapes), default=0)
+    counters = max((64 * rows * each.kv_heads for each in arch.attention_shapes), default=0)
+    return max((_partials_of(each, rows) for each in arch.attention_shapes), default=0) + counters
 
 
-def _workspace_of(shape: AttentionShape, rows: int) -> int:
-    """Bytes for layers of one kind."""
+def _partials_of(shape: AttentionShape, rows: int) -> int:
+    """Bytes of the partial results in layers of one kind."""
     heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
     splits = max(
         each * min(MOST_SPLITS, max(CLUSTER, 3 * MULTIPROCESSORS // (each * kv_heads))) for each in range(1, rows + 1)
     )
     columns = next(each for each in (64, 128, 256, 512) if head_dim <= each or each == 512)
     places = kv_heads * (16 if heads > 8 * kv_heads else 8) * splits
-    return 4 * places * (columns + columns // 16) + 64 * rows * kv_heads
+    return 4 * places * (columns + columns // 16)
 
 
-def _step_buffers(arch: Architecture, format: str, itemsize: int, rows: int) -> int:
+def _step_buffers(arch: Architecture, format: str, itemsize: int, rows: int, gemma4: bool) -> int:
     """Bytes of the decode steps: two residual rows, q k v, attention, MLP, logits in f32, routing.
 
     Steps of several rows share buffers, with a row that is normed, and of vq2 rows of three widths that are rotated.
@@ -359,9 +374,11 @@ def _step_buffers(arch: Architecture, format: str, itemsize: int, rows: int) -> 
     row += arch.traits.growing_queries
     if arch.traits.attention_gate or arch.traits.hybrid:  # its gate
         row += queries
-    if rows > 1:
+    if gemma4:
+        row = gemma4_memory.row_elements(arch, rows, format == "vq2")
+    elif rows > 1:
         row += arch.hidden + (arch.hidden + queries + _mlp_width(arch) if format == "vq2" else 0)
-    experts = arch.expert_intermediate * arch.experts_active
+    experts = (arch.expert_intermediate + gemma4) * arch.experts_active
     routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
     routing += 4 * arch.experts * arch.traits.sigmoid_router
     if arch.shared_intermediate and arch.experts:  # in the choice, and at most with an MLP and a gate of its own

@@ -78,8 +78,8 @@ class Offer:
     @property
     def _no_kernel(self) -> str:
         """Block types, or parts of the model, that no kernel supports."""
-        if self.arch.traits.no_kernel:
-            return self.arch.traits.no_kernel
+        if why := footprint.no_kernel(self.arch):
+            return why
         return format_facts.without_kernels(self.scheme) if self.format == "gguf" else ""
 
     @property

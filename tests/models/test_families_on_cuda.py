@@ -37,7 +37,7 @@ def logits_by_graph(model, ids):
     return torch.cat(rows).cpu()
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", [*DENSE, "gemma4-shared", "gemma4-inputs", "gemma4-small"])
 def test_prefill_in_buckets_and_a_captured_graph_give_the_logits_of_transformers(name):
     model = tiny_models.built(name).to("cuda")
     model.make_tables(CONTEXT, "cuda")

@@ -10,7 +10,7 @@ from localq import places
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
 from localq.files.hub import fetch as hub
-from localq.planner import offers
+from localq.planner import footprint, offers
 from localq.planner import plan as memory_plan
 from localq.planner.placement import Wishes
 
@@ -121,3 +121,12 @@ def test_families_without_kernels_come_last_and_say_why(name, what):
     found = offers.of_entry(catalog.find(name))
     assert found
     assert all(offer.last and offer.remark == f"slow: no kernel for {what}" for offer in found)
+
+
+@pytest.mark.parametrize("name", ["gemma-4-31b", "gemma-4-e4b", "gemma-4-26b-a4b"])
+def test_a_gemma_4_is_no_slow_one_once_its_step_is_switched_on(name, monkeypatch):
+    monkeypatch.setattr(footprint, "GEMMA4_ON_GPU", True)
+    found = offers.of_entry(catalog.find(name))
+    assert found
+    assert not any(offer.remark.startswith("slow: no kernel for attention") for offer in found)
+    assert any(not offer.last for offer in found)

@@ -66,7 +66,7 @@ class RunningDraftModel:
 
     @torch.inference_mode()
     def _prepare(self, use_graphs: bool) -> None:
-        if reason := fused.why_not(self.model.model):
+        if reason := fused.why_not(self.model.model, self.model.cache.bits):
             self.notes = (f"drafting is slow because the fused kernels cannot be used: {reason}",)
         else:
             self._ledger |= self._steps.fuse()

@@ -19,6 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from localq.engine.step.fused_norms import operand_of
 from localq.engine.step.launch import Launch
 from localq.engine.step.operands import dense_operand, known, operand, product_launch
 from localq.formats import gguf, mxfp4, nf4
@@ -32,6 +33,7 @@ from localq.kernels.gemv import Norm
 from localq.models.config import DecoderConfig
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Experts, Mixture, PackedStack, SharedExpertMixture, SigmoidRouter, StackedExpert
+from localq.models.gemma4 import ScaledRouter
 from localq.models.layers import GatedMLP
 
 
@@ -87,27 +89,40 @@ def _is_stacked(mixture: Mixture) -> bool:
 
 def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
     """Return why the kernels cannot run `mixture` (whose weights are in place) on x of `dtype`; empty if they can."""
-    router, experts = mixture.router, mixture.experts
-    if experts.count > expert_kernel.MOST_EXPERTS or entries(mixture) > expert_kernel.MOST_CHOSEN:
+    router = mixture.router
+    return why_not_chosen(
+        mixture.experts, router.weight.device, dtype, router.active, entries(mixture), multiplied(mixture)
+    )
+
+
+def why_not_chosen(
+    experts: Experts, device: torch.device, dtype: torch.dtype, active: int, entries: int, multiplied: int
+) -> str:
+    """Return why the kernels cannot run these experts, of which a token chooses `active`; empty if they can.
+
+    entries, multiplied: with a shared expert, in the choice and in the launches.
+    """
+    if experts.count > expert_kernel.MOST_EXPERTS or entries > expert_kernel.MOST_CHOSEN:
         most = f"at most {expert_kernel.MOST_CHOSEN} of {expert_kernel.MOST_EXPERTS}"
-        count = f"{router.active} of {experts.count} experts"
-        if entries(mixture) > router.active:
+        count = f"{active} of {experts.count} experts"
+        if entries > active:
             count += " and a shared expert"
         return f"no kernel supports {count} per token ({most})"
     for part in (experts.gate_up_proj, experts.down_proj):
         if (stack := stack_of(part)) is None:
             return "no kernel supports experts in this format"
         try:
-            stacks.check_stack("experts", stack, dtype, router.weight.device)
+            stacks.check_stack("experts", stack, dtype, device)
         except ValueError as error:
             return f"no kernel supports these {error}"
         biases = experts.gate_up_proj_bias, experts.down_proj_bias
-        plain = biases == (None, None) and experts.gate == "silu" and not experts.interleaved
-        if isinstance(stack, TableStack) and not plain:
+        plain = biases == (None, None) and not experts.interleaved
+        knows = experts.gate in expert_kernel.gates_of(stack)
+        if not knows or (isinstance(stack, TableStack) and not plain):
             return "no kernel supports experts with these biases and gates in this format"
-        if part is experts.down_proj and not expert_kernel.has_room(stack, multiplied(mixture)):
+        if part is experts.down_proj and not expert_kernel.has_room(stack, multiplied):
             columns = stacks.shape_of(stack)[2]
-            return f"{multiplied(mixture)} experts with {columns} columns each do not fit in any kernel's input buffer"
+            return f"{multiplied} experts with {columns} columns each do not fit in any kernel's input buffer"
     return _why_not_turned(experts)
 
 
@@ -140,9 +155,10 @@ class ExpertLaunches:
         shared: bool = False,
         sigmoid: bool = False,
         two_types: bool = False,
+        scaled: bool = False,
     ) -> None:
         """shared: some mixture has a shared expert. sigmoid: routers are of that kind. two_types: gates and ups of some
-        are in two types of blocks."""
+        are in two types of blocks. scaled: a number of each expert multiplies its weight."""
         active = config.experts_active + shared
         self.weights = torch.zeros(active, dtype=torch.float32, device=device)
         self.chosen = torch.zeros(active, dtype=torch.int32, device=device)
@@ -152,28 +168,22 @@ class ExpertLaunches:
         self._first = torch.zeros(int(shared), dtype=torch.int32, device=device)  # the choice among one
         self._gate = torch.zeros(int(shared), dtype=dtype, device=device)
         self._logits = torch.zeros(1, config.experts if sigmoid else 0, dtype=torch.float32, device=device)
+        self._scales = torch.zeros(active if scaled else 0, dtype=dtype, device=device)
         self._tables: list[Tensor] = []  # of stacks of one matrix in codebooks
 
     def bytes(self) -> int:
         """Device memory of the buffers."""
-        buffers = (self.weights, self.chosen, self.workspace, self.gated, self._first, self._gate, self._logits)
+        buffers = [self.weights, self.chosen, self.workspace, self.gated, self._first, self._gate, self._logits]
+        buffers += [self._scales, *self._tables]
         gates = 0 if self._gates is None else self._gates.nbytes
-        return sum(each.nbytes for each in (*buffers, *self._tables)) + gates
+        return sum(each.nbytes for each in buffers) + gates
 
     def of(self, mixture: Mixture, x: Tensor, norm: Norm) -> list[Launch]:
         """x T [1, hidden] += mixture(norm(x)), without a shared expert that has matrices of its own."""
         count, chosen_count, workspace = multiplied(mixture), entries(mixture), self.workspace
-        gated, routed, chosen = self.gated[:count], self.weights[:chosen_count], self.chosen[:chosen_count]
-        router, experts = mixture.router, mixture.experts
-        gate_up, down = stack_of(experts.gate_up_proj), stack_of(experts.down_proj)
-        assert gate_up is not None  # `why_not` has asked
-        assert down is not None
-        signs, _ = _signs(experts.down_proj)
+        routed, chosen, router = self.weights[:chosen_count], self.chosen[:chosen_count], mixture.router
         of_router = (x, router.weight.detach(), _detached(router.bias), router.active)
         shared_gate = mixture.shared_expert_gate.weight.detach() if isinstance(mixture, SharedExpertMixture) else None
-        gates = None if self._gates is None else self._gates[:count]
-        of_gate_up = (x, gate_up, _detached(experts.gate_up_proj_bias), chosen[:count])
-        of_down = (gated, down, _detached(experts.down_proj_bias), chosen[:count], routed[:count])
 
         def route() -> None:
             expert_kernel.router(
@@ -192,6 +202,51 @@ class ExpertLaunches:
             routed.copy_(found[0])
             chosen.copy_(places[0])
 
+        routing = expert_kernel.router_bytes(
+            mixture.experts.count, x.shape[1], x.element_size(), shared=chosen_count > router.active
+        )
+        routing += norm.weight.nbytes + (0 if router.bias is None else router.bias.nbytes)
+        routes = [Launch("router", route, lambda live: routing)]
+        if isinstance(router, SigmoidRouter):
+            scores = product_launch("router", x, [dense_operand(router.weight)], self._logits, norm=norm)
+            routes = [scores, Launch("router", choose, lambda live: 2 * self._logits.nbytes)]
+        return [*routes, *self._products(mixture.experts, count, x, norm, x, x)]
+
+    def of_scaled(self, router: ScaledRouter, experts: Experts, x: Tensor, norm: Norm, out: Tensor) -> list[Launch]:
+        """out T [1, hidden] = experts(norm(x)) of those that `router` chooses by x T [1, hidden]."""
+        weight, own, workspace = router.proj.weight.detach(), operand_of(router.norm), self.workspace
+        routed, chosen, scales = self.weights, self.chosen, self._scales
+        of_expert = router.per_expert_scale.detach()
+
+        def route() -> None:
+            of_router = (x, weight, None, router.active)
+            how = "softmax_of_chosen"
+            expert_kernel.router(*of_router, norm=own, how=how, weights=routed, chosen=chosen, workspace=workspace)
+
+        def scale() -> None:
+            torch.index_select(of_expert, 0, chosen, out=scales)
+            routed.mul_(scales)
+
+        routing = expert_kernel.router_bytes(experts.count, x.shape[1], x.element_size()) + own.weight.nbytes
+        return [
+            Launch("router", route, lambda live: routing),
+            Launch("router", scale, lambda live: 3 * scales.nbytes + 2 * routed.nbytes),
+            *self._products(experts, router.active, x, norm, None, out),
+        ]
+
+    def _products(
+        self, experts: Experts, count: int, x: Tensor, norm: Norm, residual: Tensor | None, out: Tensor
+    ) -> list[Launch]:
+        """out T [1, hidden] = residual + the first `count` chosen experts of norm(x), weighted."""
+        gated, routed, chosen = self.gated[:count], self.weights[:count], self.chosen[:count]
+        gate_up, down = stack_of(experts.gate_up_proj), stack_of(experts.down_proj)
+        assert gate_up is not None  # `why_not` has asked
+        assert down is not None
+        signs, _ = _signs(experts.down_proj)
+        gates = None if self._gates is None else self._gates[:count]
+        of_gate_up = (x, gate_up, _detached(experts.gate_up_proj_bias), chosen)
+        of_down = (gated, down, _detached(experts.down_proj_bias), chosen, routed)
+
         def open_() -> None:
             expert_kernel.experts_gate_up(
                 *of_gate_up,
@@ -205,17 +260,17 @@ class ExpertLaunches:
             )
 
         def close() -> None:
-            expert_kernel.experts_down(*of_down, residual=x, out=x, behind_gate_up=True, signs=signs)
+            expert_kernel.experts_down(*of_down, residual=residual, out=out, behind_gate_up=True, signs=signs)
 
-        routing, opening, closing = _bytes(mixture, gate_up, down, x, norm)
-        routes = [Launch("router", route, lambda live: routing)]
-        if isinstance(router, SigmoidRouter):
-            scores = product_launch("router", x, [dense_operand(router.weight)], self._logits, norm=norm)
-            routes = [scores, Launch("router", choose, lambda live: 2 * self._logits.nbytes)]
+        size = x.element_size()
+        opening = expert_kernel.experts_gate_up_bytes(gate_up, count, size) + norm.weight.nbytes
+        closing = expert_kernel.experts_down_bytes(down, count, size) + (0 if signs is None else signs.nbytes)
+        closing += 0 if residual is None else residual.nbytes
+        biases = (experts.gate_up_proj_bias, experts.down_proj_bias)
+        first, second = (0 if each is None else each.nbytes // experts.count * count for each in biases)
         return [
-            *routes,
-            Launch("gate_up", open_, lambda live: opening),
-            Launch("down", close, lambda live: closing),
+            Launch("gate_up", open_, lambda live: opening + first),
+            Launch("down", close, lambda live: closing + second),
         ]
 
     def add_shared(self, mixture: SharedExpertMixture, gated: Tensor, branch: Tensor, x: Tensor) -> list[Launch]:
@@ -243,20 +298,6 @@ class ExpertLaunches:
             Launch("down", lambda: gate.copy_(weight), lambda live: weight.nbytes + gate.nbytes),
             Launch("down", lambda: x.addcmul_(branch, gate), lambda live: 3 * x.nbytes),
         ]
-
-
-def _bytes(mixture: Mixture, gate_up: stacks.Stack, down: stacks.Stack, x: Tensor, norm: Norm) -> tuple[int, int, int]:
-    """Return the bytes that each of the three launches must move, biases and norms included."""
-    router, experts, active = mixture.router, mixture.experts, multiplied(mixture)
-    size, shared = x.element_size(), entries(mixture) > router.active
-    routing = expert_kernel.router_bytes(experts.count, x.shape[1], size, shared=shared) + norm.weight.nbytes
-    routing += 0 if router.bias is None else router.bias.nbytes
-    opening = expert_kernel.experts_gate_up_bytes(gate_up, active, size) + norm.weight.nbytes
-    signs, _ = _signs(experts.down_proj)
-    closing = expert_kernel.experts_down_bytes(down, active, size) + x.nbytes + (0 if signs is None else signs.nbytes)
-    biases = (experts.gate_up_proj_bias, experts.down_proj_bias)
-    first, second = (0 if each is None else each.nbytes // experts.count * active for each in biases)
-    return routing, opening + first, closing + second
 
 
 def _detached(bias: Tensor | None) -> Tensor | None:

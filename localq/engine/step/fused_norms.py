@@ -9,6 +9,7 @@ from localq.engine.step.launch import Launch
 from localq.kernels import rmsnorm
 from localq.kernels.gemv import Norm
 from localq.models.attention import Attention
+from localq.models.gemma4 import NormedAttention
 from localq.models.layers import RMSNorm
 
 
@@ -39,3 +40,22 @@ def wide_norms(part: Attention, qkv: Tensor) -> list[Launch]:
     spans = slice(0, queries), slice(queries, queries + keys)
     rows = [qkv[row : row + 1] for row in range(qkv.shape[0])]  # one by one: v lies between them
     return [norm_launch(row[:, span], norm) for row in rows for span, norm in zip(spans, norms, strict=True)]
+
+
+def value_norms(part: Attention, qkv: Tensor) -> list[Launch]:
+    """Norms of values head by head, in T [rows, q k v behind each other]; none for most families.
+
+    Where a layer has no matrix of values, they are the keys before their norm.
+    """
+    if not isinstance(part, NormedAttention) or part.source is not None:
+        return []
+    keys, width = part.heads * part.head_dim, part.kv_heads * part.head_dim
+    first = keys if part.v_proj is None else keys + width
+    factor, shape = operand_of(part.v_norm), (part.kv_heads, part.head_dim)
+    moved = rmsnorm.rmsnorm_bytes(*shape, offset=True)
+
+    def launch(row: Tensor) -> Launch:
+        read, out = row[first : first + width].view(shape), row[keys + width :].view(shape)
+        return Launch("norm", lambda: rmsnorm.rmsnorm(read, factor, out=out), lambda live: moved)
+
+    return [launch(row) for row in qkv]

@@ -32,7 +32,7 @@ class StepBuffers:
         self.most = most
         self._taken: dict[tuple[str, int, torch.dtype], Tensor] = {}
         self._shared: dict[str, Tensor] = {}
-        self._attention: attention.AttentionWorkspace | None = None
+        self._attention: dict[attention.Shape, attention.AttentionWorkspace] = {}
         self._delta: DeltaWorkspace | None = None
         self.delta_weights: dict[int, DeltaWeights] = {}
 
@@ -49,12 +49,12 @@ class StepBuffers:
             self._shared[name] = torch.zeros(shape, dtype=dtype, device=device)
         return self._shared[name]
 
-    def attention_workspace(
-        self, heads: int, kv_heads: int, head_dim: int, device: torch.device
-    ) -> attention.AttentionWorkspace:
-        """Return the workspace of attention, which all steps share."""
-        if self._attention is None:
-            self._attention = attention.AttentionWorkspace(heads, kv_heads, head_dim, device, self.most)
+    def attention_workspaces(
+        self, shapes: Sequence[attention.Shape], device: torch.device
+    ) -> dict[attention.Shape, attention.AttentionWorkspace]:
+        """Return the workspaces of attention by shape, which all steps and layers share."""
+        if not self._attention:
+            self._attention = attention.workspaces(shapes, device, self.most)
         return self._attention
 
     def delta_workspace(self, key_heads: int, value_heads: int, device: torch.device) -> DeltaWorkspace:
@@ -69,6 +69,33 @@ class StepBuffers:
         workspace = 0 if self._delta is None else self._delta.bytes()
         buffers = (*self._taken.values(), *self._shared.values())
         return sum(each.nbytes for each in buffers) + derived + workspace
+
+
+def products(
+    operation: str,
+    x: Tensor,
+    operands: Sequence[Operand],
+    out: Tensor,
+    buffers: StepBuffers,
+    *,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> list[Launch]:
+    """`operands.product` for one row of x, or several: out [rows, sum of outs]."""
+    if x.shape[0] > 1:
+        return row_products(operation, x, operands, out, buffers, norm=norm, residual=residual, activation=activation)
+    return [product_launch(operation, x, operands, out, norm=norm, residual=residual, activation=activation)]
+
+
+def products_beside(
+    operation: str, x: Tensor, operands: Sequence[Operand], out: Tensor, buffers: StepBuffers, norm: Norm | None
+) -> list[Launch]:
+    """The same where other columns lie between the rows of `out`."""
+    if out.is_contiguous():
+        return products(operation, x, operands, out, buffers, norm=norm)
+    own = buffers.take("beside", out.shape[0], out.shape[1], out.dtype, out.device)
+    return [*products(operation, x, operands, own, buffers, norm=norm), _copy(operation, own, out)]
 
 
 def row_products(

@@ -8,6 +8,8 @@ nothing, and give the same bits run after run. What a stack is: `stacks.py`; the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -56,7 +58,9 @@ __all__ = [
 # How the chosen experts are weighed: by the softmax over them alone (gpt-oss, mixtral, qwen3_moe with norm_topk_prob),
 # or over all experts (qwen3_moe without).
 HOW = {"softmax_of_chosen": 0, "softmax_of_all": 1}
-GATES = {"silu": 0, "clamped": 1}  # csrc/experts/experts.h, enum Gate
+GATES = {"silu": 0, "clamped": 1}  # csrc/experts/experts.h, enum Gate: of one token and of many
+GELU = "gelu_pytorch_tanh"
+GATES_OF_ONE = {**GATES, GELU: 2}  # of one token alone
 MOST_EXPERTS, MOST_CHOSEN = 512, 16
 ITEM_COLUMNS = 384  # of MXFP4 in shared memory: rows of x go on with zeros to a multiple of them
 
@@ -163,7 +167,8 @@ def experts_gate_up(
 
     x T [1, in], stack [E, 2 w, in], bias T [E, 2 w] or None, chosen int32 [k], out T [k, w].
     interleaved   rows 2 i of an expert are gates, 2 i + 1 ups (gpt-oss); else the first w are gates
-    gate          "silu": silu(g) * u; "clamped": g cut above `limit`, u on both sides, g sigmoid(alpha g) (u + 1)
+    gate          "silu": silu(g) * u; "gelu_pytorch_tanh": the same with gelu, by tanh; "clamped": g cut above `limit`,
+                  u on both sides, g sigmoid(alpha g) (u + 1)
     gates         f32 [k, w], written over: of a stack in GGUF blocks whose gates and ups are of two types, which takes
                   two launches
     Sums, bias and gate in f32, rounded once. An out-of-range index in `chosen` is clamped.
@@ -173,17 +178,18 @@ def experts_gate_up(
     op = "experts_gate_up"
     active = _check_operands(op, x, stack, bias, chosen)
     _, rows, columns = shape_of(stack)
-    if gate not in GATES:
-        raise ValueError(f"{op}: gate = {gate!r}, must be one of {list(GATES)}")
+    if gate not in GATES_OF_ONE:
+        raise ValueError(f"{op}: gate = {gate!r}, must be one of {list(GATES_OF_ONE)}")
     if rows % 2:
         raise ValueError(f"{op}: out = {rows}, must be even: half gates, half ups")
     check(op, "x", x, device_of(stack), HALF_TYPES, columns)
     check(op, "out", out, x.device, (x.dtype,), active * rows // 2)
     if isinstance(stack, TableStack):
-        if bias is not None or interleaved or gate != "silu":
-            raise ValueError(f"{op}: experts in {_kind(stack)} have no bias, and silu of gates that lie before the ups")
+        if bias is not None or interleaved or gate not in gates_of(stack):
+            known = " or ".join(gates_of(stack))
+            raise ValueError(f"{op}: experts in {_kind(stack)} have no bias, and {known} of gates before the ups")
         if isinstance(stack, GgufStack):
-            return gguf_experts.gguf_experts_gate_up(x, stack, chosen, norm=norm, out=out, gates=gates)
+            return gguf_experts.gguf_experts_gate_up(x, stack, chosen, norm=norm, out=out, gates=gates, gate=gate)
         return codebook_experts.vq_experts_gate_up(x, stack, chosen, norm=norm, out=out)
     check_cuda(op, "the stack's codes", leading(stack))
     kernels.module().experts_gate_up(
@@ -191,7 +197,7 @@ def experts_gate_up(
         bias=0 if bias is None else bias.data_ptr(),
         chosen=chosen.data_ptr(),
         active=active,
-        gate=GATES[gate],
+        gate=GATES_OF_ONE[gate],
         interleaved=interleaved,
         alpha=alpha,
         limit=limit,
@@ -258,6 +264,13 @@ def experts_down(
         stack=arguments(stack),
         **place(gated),
     )
+
+
+def gates_of(stack: Stack) -> Sequence[str]:
+    """Gates that `experts_gate_up` computes for experts in the format of `stack`."""
+    if isinstance(stack, GgufStack):
+        return "silu", GELU
+    return ("silu",) if isinstance(stack, TableStack) else [*GATES_OF_ONE]
 
 
 def has_room(stack: Stack, active: int) -> bool:

@@ -17,7 +17,7 @@ from localq.files.gguf.block_types import by_name
 from localq.formats.gguf.kernel import WIDEST, GgufOperand, check_matrix, reads
 from localq.formats.table_stack import TableStack
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
-from localq.kernels.gemv import Norm, norm_arguments
+from localq.kernels.gemv import ACTIVATIONS, Norm, norm_arguments
 
 ALIGNED = 16  # bytes that a lane loads at once
 
@@ -87,11 +87,19 @@ def check_gguf_stack(op: str, stack: GgufStack, dtype: torch.dtype, device: torc
 
 
 def gguf_experts_gate_up(
-    x: Tensor, stack: GgufStack, chosen: Tensor, *, norm: Norm | None, out: Tensor, gates: Tensor | None = None
+    x: Tensor,
+    stack: GgufStack,
+    chosen: Tensor,
+    *,
+    norm: Norm | None,
+    out: Tensor,
+    gates: Tensor | None = None,
+    gate: str = "silu",
 ) -> None:
-    """out T [k, w] = silu(g) * u of norm(x) T [1, in] for every chosen expert i32 [k], in one launch.
+    """out T [k, w] = gate(g) * u of norm(x) T [1, in] for every chosen expert i32 [k], in one launch.
 
-    Of gates and ups of two block types in two: `gates` f32 [k, w] holds the gates between them; unused otherwise.
+    gate: "silu" or "gelu_pytorch_tanh". Of gates and ups of two block types in two: `gates` f32 [k, w] holds the gates
+    between them; unused otherwise.
     x, chosen and out were checked by `experts.experts_gate_up`.
     """
     op = "experts_gate_up"
@@ -111,6 +119,7 @@ def gguf_experts_gate_up(
         **norm_arguments(op, norm, x),
         chosen=chosen.data_ptr(),
         active=chosen.numel(),
+        activation=ACTIVATIONS[gate],
         gates=0 if gates is None else gates.data_ptr(),
         y=out.data_ptr(),
         type=TYPES[x.dtype],

@@ -6,25 +6,39 @@ import pytest
 import torch
 
 from localq.engine import profile
+from localq.engine.generate import Engine
+from localq.engine.load.load import load
 from localq.engine.step.fused import OPERATIONS, why_not
 from localq.engine.step.graph import StepGraphs
 from localq.engine.step.state import Readback
 from localq.files.layer_caches import KeysAndValues
+from localq.files.model_folder import open_model
+from localq.planner import footprint
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from tests.support.engine import fused_models
+from tests.support.engine.engine_runs import ids_of, prompt_of
 from tests.support.engine.fused_models import (
     CASES,
     CONTEXT,
+    GEMMA4_CASES,
+    GEMMA4_CHECKPOINTS,
     UNCUT_PHI3,
     assert_as_good_as_the_modules,
     step_of,
     wide_llama,
 )
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.cuda
 LONG = 4096
 DTYPES = [torch.float16, torch.bfloat16]
 SAMPLED = Sampling(temperature=0.9, top_k=40, top_p=0.97, min_p=0.001, repeat_penalty=1.1, seed=9)
+
+
+@pytest.fixture(autouse=True)
+def gemma4_on_gpu(monkeypatch):
+    monkeypatch.setattr(footprint, "GEMMA4_ON_GPU", True)
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["dense", "nf4"])
@@ -34,6 +48,41 @@ def test_every_family_is_as_near_to_f32_as_its_modules(name, dtype, quantized):
     ours, exact = fused_models.pair(name, CASES[name], dtype, quantized, CONTEXT)
     assert why_not(ours) == ""
     assert_as_good_as_the_modules(ours, exact)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["dense", "nf4"])
+@pytest.mark.parametrize("rows", [2, 4, 8])
+@pytest.mark.parametrize("name", GEMMA4_CASES)
+def test_several_rows_are_as_near_to_f32_as_the_modules(name, rows, quantized):
+    ours, exact = fused_models.pair(name, CASES[name], torch.bfloat16, quantized, CONTEXT)
+    assert_as_good_as_the_modules(ours, exact, rows=rows)
+
+
+@torch.inference_mode()
+def test_gemma4_reads_layer_inputs_from_pinned_host_memory_with_the_same_bits():
+    model, _ = fused_models.pair("gemma4-inputs", CASES["gemma4-inputs"], torch.bfloat16, True, CONTEXT)
+    ids = fused_models.text_of(model.config.vocab_size)
+    expected, table = fused_models.by_launches(model, ids), model.embed_tokens_per_layer.weight.detach().cpu()
+    model.embed_tokens_per_layer.weight = torch.nn.Parameter(table.pin_memory(), requires_grad=False)
+    assert why_not(model) == ""
+    assert torch.equal(fused_models.by_launches(model, ids), expected)
+
+
+@pytest.mark.parametrize("kind", GEMMA4_CHECKPOINTS)
+def test_gemma4_replies_by_graphs_are_those_of_launches_with_the_memory_of_the_plan(kind, tmp_path):
+    folder = make_checkpoint(tmp_path, "gemma4_text", **GEMMA4_CHECKPOINTS[kind])
+    found = []
+    for use_graphs in (True, False):
+        options = LoadOptions(device="cuda", dtype="bfloat16", ctx=512, draft_tokens=7)
+        engine = Engine(load(open_model(folder), options), use_graphs=use_graphs, draft_tokens=7)
+        assert engine.graphs == use_graphs
+        assert not [note for note in engine.notes if "slow" in note]
+        planned, ledger = engine.model.plan.ledger.components, engine.ledger()
+        assert ledger["step_buffers"] == planned["step_buffers"]
+        assert ledger["attention_workspace"] <= planned["attention_workspace"]
+        found.append(ids_of(engine, prompt_of(40), max_tokens=200, draft_tokens=0))
+    assert len(found[0]) == 200 or found[0][-1] == 258
+    assert found[0] == found[1]
 
 
 def test_gate_and_up_that_cannot_be_cut_are_multiplied_by_torch():
@@ -59,6 +108,7 @@ def test_projections_of_two_formats_are_launched_one_by_one():
         ("qwen3", 4, 200),
         ("qwen3.5", 16, 1000),
         ("qwen3.5-moe", 8, 200),
+        *((name, 16, 200) for name in GEMMA4_CASES),
     ],
 )
 @torch.inference_mode()
@@ -93,7 +143,9 @@ def test_graph_equals_eager_bit_for_bit_at_random_lengths(name, bits, lengths):
     assert int(differing) == 0
 
 
-@pytest.mark.parametrize(("name", "bits"), [("gemma2", 16), ("gemma3-text", 16), ("mistral-window", 8)])
+@pytest.mark.parametrize(("name", "bits"), [
+    ("gemma2", 16), ("gemma3-text", 16), ("mistral-window", 8), *((name, 16) for name in GEMMA4_CASES),
+])  # fmt: skip
 @torch.inference_mode()
 def test_windows_that_slide_give_the_bits_of_a_cache_that_keeps_everything(name, bits):
     """Past window and chunk several times: as a graph, launch by launch, and with every position kept."""
@@ -131,9 +183,10 @@ def fill(model, cache) -> None:
         cache.update(layer, k, v, torch.arange(LONG, device="cuda"), LONG)
 
 
+@pytest.mark.parametrize("name", ["gemma2", *GEMMA4_CASES])
 @torch.inference_mode()
-def test_a_step_allocates_nothing_in_a_graph_or_not():
-    model, _ = fused_models.pair("gemma2", CASES["gemma2"], torch.float16, True, CONTEXT)
+def test_a_step_allocates_nothing_in_a_graph_or_not(name):
+    model, _ = fused_models.pair(name, CASES[name], torch.float16, True, CONTEXT)
     step, _ = step_of(model, CONTEXT)
     graphs = StepGraphs(step)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]

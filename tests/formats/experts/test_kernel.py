@@ -142,7 +142,7 @@ class TestMixturesOnTheDevice:
         bias = torch.randn(count, 2 * width, device="cuda", generator=generator).to(dtype) if number % 2 == 0 else None
         factor = torch.rand(columns, device="cuda", generator=generator) + 0.5
         norm = gemv.Norm(factor.to(dtype) if number % 3 else factor, 1e-5) if number % 2 == 0 else None
-        for gate, interleaved in (("silu", False), ("clamped", True)):
+        for gate, interleaved in (("silu", False), ("clamped", True), (expert_kernel.GELU, False)):
             out = torch.full((active, width), torch.nan, dtype=dtype, device="cuda")
             given = {"norm": norm, "gate": gate, "interleaved": interleaved}
             expert_kernel.experts_gate_up(x, operand.stack, bias, chosen, out=out, **given)

@@ -36,11 +36,22 @@ def narrow(name: str, rows: int, columns: int) -> tuple[int, int]:
 @pytest.mark.parametrize("number", range(len(SHAPES)))
 @pytest.mark.parametrize("name", FORMATS)
 def test_gate_and_up(emulated, name, number, dtype):
+    gate_and_up_are_near(emulated, name, number, dtype, "clamped" if number % 3 else "silu")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("number", [0, 3])
+@pytest.mark.parametrize("name", FORMATS)
+def test_gelu_and_up(emulated, name, number, dtype):
+    gate_and_up_are_near(emulated, name, number, dtype, expert_kernel.GELU)
+
+
+def gate_and_up_are_near(emulated, name, number, dtype, gate) -> None:
     count, active, width, columns = SHAPES[number]
     operand = FORMATS[name]((count, 2 * width, columns), dtype, number, "cpu")
     chosen, _ = chosen_of(count, active, number)
     x = inputs(1, columns, dtype, seed=number) / 16
-    interleaved, gate = bool(number % 2), "clamped" if number % 3 else "silu"
+    interleaved = bool(number % 2)
     bias = torch.randn(count, 2 * width).to(dtype) if number % 2 == 0 else None
     norm = gemv.Norm(torch.rand(columns).to(dtype) + 0.5, 1e-5) if number in (0, 3) else None
     emulated.device = narrow(name, 1, columns) if number in (2, 4) else ROOMY

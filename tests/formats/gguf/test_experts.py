@@ -47,6 +47,21 @@ def test_gate_and_up(type, number):
 
 
 @every_shape
+@pytest.mark.parametrize("up_type", ["Q4_K", "IQ4_XS"])
+def test_gelu_and_up(up_type, number):
+    count, active, width, columns = SHAPES[number]
+    dtype = DTYPES[number % 2]
+    stack, dense = gguf_operands.experts(count, 2, (width, columns), "Q4_K", device="cuda", up_type=up_type)
+    chosen, _ = chosen_of(count, active, number, "cuda")
+    x = inputs(1, columns, dtype, "cuda") / 16
+    out = torch.full((active, width), torch.nan, dtype=dtype, device="cuda")
+    gates = torch.full(out.shape, torch.nan, device="cuda") if stack.has_two_types else None
+    how = {"norm": None, "gate": expert_kernel.GELU, "interleaved": False}
+    expert_kernel.experts_gate_up(x, stack, None, chosen, **how, out=out, gates=gates)
+    near(out, *gate_up(x, dense, None, chosen, None, expert_kernel.GELU, False))
+
+
+@every_shape
 def test_gate_and_up_of_two_types(number):
     """Two launches, of which the second may begin while the first still runs."""
     count, active, width, columns = SHAPES[number]

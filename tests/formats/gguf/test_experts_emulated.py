@@ -7,6 +7,7 @@ one (test_experts.py).
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -48,7 +49,8 @@ class GateUp(ctypes.Structure):
     """GgufExpertsGateUp."""
 
     _fields_ = (("stack", Stack), ("x", POINTER), ("norm", INT), ("norm_weight", POINTER), ("eps", ctypes.c_float),
-                ("chosen", POINTER), ("active", INT), ("gates", POINTER), ("y", POINTER))  # fmt: skip
+                ("chosen", POINTER), ("active", INT), ("activation", INT), ("gates", POINTER),
+                ("y", POINTER))  # fmt: skip
 
 
 class Down(ctypes.Structure):
@@ -104,11 +106,11 @@ def stack_of(samples: list[list[GgufSample]]) -> GgufStack:
     return gguf_stack([[each.matrix for each in some] for some in samples])
 
 
-def run_gate_up(stack, x, chosen, norm=None) -> torch.Tensor:
+def run_gate_up(stack, x, chosen, norm=None, gate="silu") -> torch.Tensor:
     out = torch.full((len(chosen), stack.out_features // 2), torch.nan, dtype=x.dtype)
     gates = torch.full(out.shape, torch.nan) if stack.has_two_types else None
     expert_kernel.experts_gate_up(
-        x, stack, None, chosen, norm=norm, gate="silu", interleaved=False, out=out, gates=gates
+        x, stack, None, chosen, norm=norm, gate=gate, interleaved=False, out=out, gates=gates
     )  # fmt: skip
     return out
 
@@ -136,7 +138,16 @@ def test_gate_and_up(emulated, type, device, dtype):
     gate_up_is_near(run_gate_up(stack_of(samples), x, chosen), samples, x, chosen)
 
 
-def gate_up_is_near(got, samples, x, chosen) -> None:
+@pytest.mark.parametrize("types", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q8_0", "Q8_0"), ("NVFP4", "NVFP4")], ids=str)
+def test_gelu_and_up(emulated, types):
+    samples = pairs_of(5, types, (48, 768), seed=5)
+    x, (chosen, _) = inputs(1, 768, HALF, seed=4) / 16, chosen_of(5, 3, seed=1)
+    gelu = functools.partial(F.gelu, approximate="tanh")
+    got = run_gate_up(stack_of(samples), x, chosen, gate=expert_kernel.GELU)
+    gate_up_is_near(got, samples, x, chosen, gelu)
+
+
+def gate_up_is_near(got, samples, x, chosen, activate=F.silu) -> None:
     for row, expert in zip(got, chosen.tolist(), strict=True):
         (gate, up), (gates, ups) = (
             [
@@ -145,7 +156,7 @@ def gate_up_is_near(got, samples, x, chosen) -> None:
             ]
             for of, absolute in ((lambda each: each.dense, False), (magnitude, True))
         )
-        near(row, F.silu(gate) * up, gates * up.abs() + (gate.abs() + 1) * ups)
+        near(row, activate(gate) * up, gates * up.abs() + (gate.abs() + 1) * ups)
 
 
 @pytest.mark.parametrize("types", [("Q4_K", "Q6_K"), ("IQ4_XS", "Q8_0"), ("Q5_1", "IQ1_M"), ("NVFP4", "Q2_K")], ids=str)

@@ -25,6 +25,30 @@ PHI3 = {**SHAPE, "hidden_size": 256, "head_dim": 32}  # it has no head_dim of it
 DELTA = {"num_hidden_layers": 5, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 CONVOLVED = {"hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 8}
 LISTS = {"short_factor": [1.0 + 0.05 * i for i in range(12)], "long_factor": [1.0 + 0.4 * i for i in range(12)]}
+GEMMA4 = {  # of 6 layers; those without a window have heads of 512 columns
+    **SHAPE, "num_hidden_layers": 6, "head_dim": 32, "num_key_value_heads": 4, "global_head_dim": 512,
+    "num_global_key_value_heads": 2,
+}  # fmt: skip
+GEMMA4_CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> as `CASES`: like 31B, 12B, E4B, 26B-A4B
+    "gemma4": GEMMA4,
+    "gemma4-unified": {**GEMMA4, "num_attention_heads": 16, "num_global_key_value_heads": 1, "attention_bias": False},
+    "gemma4-inputs": {
+        **GEMMA4, "hidden_size_per_layer_input": 64, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+    },
+    "gemma4-experts": {**GEMMA4, "moe_intermediate_size": 64},
+}  # fmt: skip
+_GEMMA4_HEADS = {"head_dim": 64, "global_head_dim": 512}
+GEMMA4_CHECKPOINTS: dict[str, dict[str, Any]] = {  # of `tiny_checkpoints`, type gemma4_text
+    "dense": _GEMMA4_HEADS,
+    "inputs": {
+        **_GEMMA4_HEADS, "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 320, "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2, "attention_k_eq_v": False,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "experts": {
+        **_GEMMA4_HEADS, "enable_moe_block": True, "num_experts": 5, "top_k_experts": 3, "moe_intermediate_size": 64,
+    },
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed besides
     "llama-biases": SHAPE,
     "llama-llama3-tied": SHAPE,
@@ -46,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed b
     "seed-oss-biases": {**SHAPE, "num_attention_heads": 9},
     "phi3-longrope-short": {**PHI3, "rope_scaling": {"type": "longrope", **LISTS}},
     "smollm3-biases-windows": {**SHAPE, "num_hidden_layers": 5},
+    **GEMMA4_CASES,
 }
 CONTEXT, PROMPT, STEPS = 72, 23, 40
 UNCUT_PHI3 = {**PHI3, "hidden_size": 192, "head_dim": 24}  # 320 * 3 blocks: gate and up share a nested scale
@@ -90,12 +115,13 @@ def pair(
 
 
 def _weights(model: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
-    """f32, rounded to `dtype`: norms around their neutral value, matrices that make attention far from uniform."""
+    """f32, rounded to `dtype`: norms and scales around their neutral value, matrices that make attention far from
+    uniform."""
     generator, found = torch.Generator().manual_seed(11), {}
     from_zero = {name for name, module in model.named_modules() if isinstance(module, OffsetRMSNorm)}
     for name, parameter in model.named_parameters():
         weights = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
+        if "norm" in name or "scal" in name:
             weights = (0.0 if name.removesuffix(".weight") in from_zero else 1.0) + 0.3 * weights
         elif "embed" in name:
             weights *= 0.2
@@ -165,18 +191,34 @@ def by_launches(model: Decoder, ids: Tensor) -> Tensor:
     return torch.stack(rows).cpu()
 
 
+def by_rows(model: Decoder, ids: Tensor, rows: int) -> Tensor:
+    """As `by_launches`, some tokens at a time, all of them known."""
+    device = torch.device("cuda", 0)
+    cache = KVCache(model.cache_layout(), CONTEXT, model.norm.weight.dtype, device, rows=rows)
+    state = StepState(SamplerState(model.config.vocab_size, CONTEXT, device), device)
+    step, ids, found = FusedStep(model, cache, state, rows), ids.to(device), []
+    model(ids[:PROMPT], torch.arange(PROMPT, device=device), cache, PROMPT)
+    for position in range(PROMPT, len(ids), rows):
+        state.tokens[:rows] = ids[position : position + rows]
+        state.position.fill_(position)
+        step.forward()
+        found.append(capped(step.logits.clone(), step.softcap))
+    return torch.cat(found).cpu()
+
+
 def text_of(vocab: int, seed: int = 5) -> Tensor:
     """Ids of a prompt and the steps behind it, int64 [PROMPT + STEPS]."""
     return torch.randint(3, vocab, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(seed))
 
 
-def assert_as_good_as_the_modules(ours: Decoder, exact: Decoder, seed: int = 5) -> None:
+def assert_as_good_as_the_modules(ours: Decoder, exact: Decoder, seed: int = 5, rows: int = 1) -> None:
     """The modules in the same 16-bit type round more often: the launches may be twice as far off."""
     ids = text_of(ours.config.vocab_size, seed)
     with torch.inference_mode():
         expected = by_modules(exact, ids, "cpu")
         naive = (by_modules(ours, ids, "cuda") - expected).square().mean().sqrt().item()
-        error = (by_launches(ours, ids) - expected).square().mean().sqrt().item()
+        found = by_launches(ours, ids) if rows == 1 else by_rows(ours, ids, rows)
+        error = (found - expected).square().mean().sqrt().item()
     size = expected.square().mean().sqrt().item()
     assert error <= 2 * naive + 1e-6 * size, f"off by {error:.3g}, modules {naive:.3g}, logits {size:.3g}"
     assert naive < 0.2 * size  # else nothing was compared

@@ -202,14 +202,14 @@ def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alp
             first, second = first.clamp(max=limit), second.clamp(-limit, limit)
             out[row] = first * torch.sigmoid(alpha * first) * (second + 1)
         else:
-            out[row] = F.silu(first) * second
+            out[row] = ACTIVATIONS[gate](first.clone()) * second
 
 
 def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up=False, signs=None) -> None:
     """`formats.experts.kernel.experts_down` of a stack in any format, whose x may be rotated."""
     if signs is not None:
         gated = rotation.rotate(gated, signs)
-    total = residual[0].clone()
+    total = torch.zeros_like(out[0]) if residual is None else residual[0].clone()
     for row, expert in enumerate(chosen.tolist()):
         total += weights[row] * F.linear(gated[row], matrix_of(stack, expert), None if bias is None else bias[expert])
     out.copy_(total)
@@ -240,7 +240,7 @@ def install(monkeypatch: Any) -> None:
     workspace = SimpleNamespace(bytes=lambda: 0)
     monkeypatch.setattr(dense, "dense_gemv", dense_gemv)
     monkeypatch.setattr(fused.attention, "attention_decode", attention_decode)
-    monkeypatch.setattr(fused.attention, "AttentionWorkspace", lambda *arguments: workspace)
+    monkeypatch.setattr(fused.attention, "workspaces", lambda shapes, *_: dict.fromkeys(shapes, workspace))
     for stand_in in (delta_decode, delta_verify, delta_replay):
         monkeypatch.setattr(fused_delta.delta_net, stand_in.__name__, stand_in)
     for stand_in in (router, experts_gate_up, experts_down):

@@ -116,6 +116,8 @@ def gated(both: Tensor, gate: str, interleaved: bool) -> Tensor:
     first, second = _halves(both, interleaved)
     if gate == "silu":
         return F.silu(first) * second
+    if gate == "gelu_pytorch_tanh":
+        return F.gelu(first, approximate="tanh") * second
     first, second = first.clamp(max=LIMIT), second.clamp(-LIMIT, LIMIT)
     return first * torch.sigmoid(ALPHA * first) * (second + 1)
 

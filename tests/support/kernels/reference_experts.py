@@ -85,7 +85,7 @@ def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_g
     if signs is not None:
         gated = rotate(gated, signs)
     given = (gated.float(), weights_of(stack), _wide(bias), chosen, weights)
-    step_stand_ins.experts_down(*given, residual=residual.float(), out=result, behind_gate_up=True)
+    step_stand_ins.experts_down(*given, residual=_wide(residual), out=result, behind_gate_up=True)
     return out.copy_(result)
 
 
@@ -133,9 +133,9 @@ def vq_experts_down(gated, stack, chosen, weights, *, residual, out, signs=None)
     return experts_down(gated, stack, None, chosen, weights, residual=residual, out=out, signs=signs)
 
 
-def gguf_experts_gate_up(x, stack, chosen, *, norm, out, gates=None):
+def gguf_experts_gate_up(x, stack, chosen, *, norm, out, gates=None, gate="silu"):
     assert (gates is None) != stack.has_two_types
-    return vq_experts_gate_up(x, stack, chosen, norm=norm, out=out)
+    return experts_gate_up(x, stack, None, chosen, norm=norm, gate=gate, interleaved=False, out=out)
 
 
 def gguf_experts_down(gated, stack, chosen, weights, *, residual, out, behind_gate_up=False):

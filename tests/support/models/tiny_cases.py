@@ -320,7 +320,7 @@ CASES = (
           head_dim=12),
 )  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
-UNFUSED = ("cohere2", "gemma4", "granitemoe", "laguna", "nemotron")
+UNFUSED = ("cohere2", "granitemoe", "laguna", "nemotron")
 FUSED = [  # with kernels for all that a decode step computes
     name for name, case in BY_NAME.items() if not case.config["model_type"].startswith(UNFUSED)
 ]
