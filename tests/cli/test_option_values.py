@@ -117,7 +117,7 @@ def test_a_tilde_in_a_path_is_the_home_folder(verb, option, monkeypatch, tmp_pat
 # ---- numbers have limits
 
 OTHERS = {"run": ["x"], "quantize": ["--out", "o"]}  # that a verb needs beside a model
-TAKE_A_MODEL = ("run", "chat", "pull", "show", "quantize", "bench", "eval")
+TAKE_A_MODEL = ("run", "chat", "serve", "pull", "show", "quantize", "bench", "eval")
 LARGE = ("1000000000", "1" + "0" * 18, "1" + "0" * 30, "9" * 400, "9" * 5000, "1e308", "1e400", "9" * 400 + "k", "-9")
 # Options for which a large number has a meaning: seeds, limits of a plan, and a filter that keeps all tokens.
 TAKEN = {"--seed": 2**63 - 1, "--ctx": 2**30, "--max-tokens": 2**30, "--top-k": None, "--vram": None, "--reserve": None,
