@@ -18,11 +18,11 @@ from localq.chat.open_options import OpenOptions
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, format_facts
-from localq.planner import budget, choose, consent, draft_models, open_cost, prepare, room
+from localq.planner import budget, consent, draft_models, open_cost, prepare
 from localq.planner.consent import OpenCost
-from localq.planner.speed import local_measurements
 from localq.sampling import Sampling
 from localq.settings import Settings
+from localq.text import template
 from localq.wording import OnProgress
 from localq.worker import shared
 from localq.worker.client import ONCE, EngineClient
@@ -73,6 +73,7 @@ def open_session(
 
     Raises LocalqError: exit 4 for an unknown name, 3 for a model that does not fit, else as fetching and reading files.
     """
+    template.start_ahead()  # the tokenizer needs it
     engine = None if wanted.fresh or wanted.force else shared.find(name, wanted.format)
     client = EngineClient(shared=engine)
     try:
@@ -201,7 +202,9 @@ def load_now(opened: OpenSession, watcher: Watcher) -> Loaded:
         raise damage from error
     for line in loaded.notes:
         watcher.say(line)
-    if loaded.device == "cuda":
+    if loaded.device == "cuda" and not loaded.shared:
+        from localq.planner.speed import local_measurements  # start-up cost: a server has kept them
+
         took = local_measurements.LoadMemory(
             loaded.device_name, loaded.format, loaded.context_size, loaded.kv_bits, loaded.embed, loaded.head,
             loaded.predicted, loaded.ledger,
@@ -240,6 +243,8 @@ def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher
 
     Raises LocalqError (exit 3) for a model that does not fit and is not on this machine.
     """
+    from localq.planner import choose, room  # start-up cost: nothing is planned for the engine of a server
+
     available = room.here(settings).budget
     target, choice = choose.choose_target(name, wanted.format, settings, available)
     if choice is None:

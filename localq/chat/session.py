@@ -18,8 +18,6 @@ from localq.chat.attachments import Attachment
 from localq.chat.client import Client
 from localq.chat.history.conversation import Conversation, Message
 from localq.chat.history.record import ChatSettings, Record
-from localq.chat.history.snapshot_keeper import SnapshotKeeper
-from localq.chat.history.store import ConversationStore
 from localq.chat.partial_answer import AnswerParts, PartialAnswer
 from localq.chat.prompt import WARNING, ExactIds, PromptBuilder, marks, messages_of
 from localq.chat.reply import Replies, Reply, ReplyPiece
@@ -35,6 +33,8 @@ from localq.text.grammar import Grammar
 from localq.worker.messages import Event, Generate, Load, Loaded
 
 if TYPE_CHECKING:
+    from localq.chat.history.snapshot_keeper import SnapshotKeeper
+    from localq.chat.history.store import ConversationStore
     from localq.text.tokenizer import Tokenizer
 
 

@@ -1,9 +1,9 @@
-"""Values of options: text and absent ones bypass pydantic, LOCALQ_<OPTION> replaces absent ones.
+"""Values of options: usual ones bypass pydantic, LOCALQ_<OPTION> replaces absent ones.
 
 `--think-out` is also LOCALQ_THINK_OUT. Options that are settings are read from the environment by `settings.py`.
 
-Typer checks every value with pydantic, whose import costs 0.1 s of every start. Numbers, parsers and missing required
-values still go through typer.
+Typer checks every value with pydantic, whose import costs 0.1 s of every start. Text, plain numbers and what a parser
+accepts are converted here; other values, wrong ones among them, and missing required ones still go through typer.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from localq.sampling import THINK_CHOICES
 # Largest numbers of options. A larger number is a mistake: no context, text or patience holds more.
 MOST_REPETITIONS, MOST_WINDOWS, MOST_TOKENS = 1_000, 100_000, 2**24
 LARGEST_SEED = 2**63 - 1  # of torch
+_NUMBERS = {  # as everybody writes them; typer knows more forms
+    int: re.compile(r"-?(0|[1-9][0-9]{0,14})"),
+    float: re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"),
+}
 _TAKES_PATH = re.compile(r"\b(FILE|FOLDER)\b")  # in the metavar of an option whose value is text
 
 
@@ -87,6 +91,8 @@ def _value(parameter: Any, check: Check, context: Any, value: Any) -> Any:
         value = () if parameter.multiple or parameter.nargs == -1 else None
     elif _is_plain(parameter, value):
         value = value if type(value) is str else list(value)
+    elif (converted := _converted(parameter, value)) is not None:
+        value = converted
     else:
         return _expand(parameter, check(context, value))
     value = _expand(parameter, value)
@@ -109,3 +115,22 @@ def _is_plain(parameter: Any, value: Any) -> bool:
     if described.annotation == list[str]:
         return type(value) in (list, tuple) and len(value) > 0 and all(type(each) is str for each in value)
     return described.annotation is str and type(value) is str
+
+
+def _converted(parameter: Any, value: Any) -> Any:
+    """The value of plain text by the parser or as the number that the parameter takes; None for anything else."""
+    described = parameter.type_descriptor
+    given = described.parameter_info
+    if type(value) is not str or parameter.multiple or parameter.nargs != 1 or described.is_list:
+        return None
+    if given.parser is not None:
+        try:
+            return given.parser(value)
+        except Exception:  # typer calls it again, and reports what it raises
+            return None
+    kind = described.annotation
+    if kind not in _NUMBERS or given.clamp or not _NUMBERS[kind].fullmatch(value):
+        return None
+    number = kind(value)
+    is_within = (given.min is None or number >= given.min) and (given.max is None or number <= given.max)
+    return number if is_within else None

@@ -39,6 +39,7 @@ _REPO_NAME = re.compile(  # and a GGUF model of it: a tag or file name after a c
     re.ASCII | re.IGNORECASE,
 )
 _ADDRESS = re.compile(r"(?P<repo>[^/]+/[^/]+)/(?P<kind>tree|blob|resolve)/(?P<revision>[^/]+)(/(?P<file>.+))?")
+_SHIPPED = places.PACKAGE_DATA / "models.toml"
 _STORES = ("ollama", "lm-studio")  # first words of names, as in `other_stores`
 _SIZE = re.compile(r"(?<![0-9.])\d+(?:\.\d+)?[bm](?![a-z0-9])")
 
@@ -74,7 +75,7 @@ class Target:
 
 @functools.cache
 def _shipped_entries() -> tuple[ModelEntry, ...]:
-    return catalog_file.read(places.PACKAGE_DATA / "models.toml")
+    return catalog_file.read(_SHIPPED)
 
 
 def load_catalogue() -> tuple[ModelEntry, ...]:
@@ -153,12 +154,18 @@ def quantizable_formats(entry: ModelEntry) -> tuple[str, ...]:
 
 
 def _lookup(name: str) -> ModelEntry | None:
+    """The entry of `load_catalogue` with this name, else with this alias."""
     wanted = name.casefold()
-    entries = load_catalogue()
-    by_name = next((entry for entry in entries if entry.name.casefold() == wanted), None)
-    return by_name or next(
-        (entry for entry in entries if any(alias.casefold() == wanted for alias in entry.aliases)), None
-    )
+    own = {entry.name.casefold(): entry for entry in catalog_file.read(places.user_models_file())}
+    shipped = catalog_file.read_shipped(_SHIPPED, wanted)
+    if shipped is not None and shipped.name.casefold() in own:
+        shipped = None
+    if wanted in own:
+        return own[wanted]
+    if shipped is not None and shipped.name.casefold() == wanted:
+        return shipped
+    by_alias = (each for each in own.values() if any(alias.casefold() == wanted for alias in each.aliases))
+    return next(by_alias, shipped)
 
 
 def _split(name: str) -> tuple[ModelEntry | None, str | None]:

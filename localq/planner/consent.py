@@ -12,7 +12,6 @@ from pathlib import Path
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.planner import making
 from localq.wording import human_bytes
 
 LIMIT = 10**9  # bytes; more is not downloaded or made without a question
@@ -63,12 +62,16 @@ class OpenCost:
     @property
     def work(self) -> str:
         """Download and quantization, such as "download 16.9 GB"."""
+        from localq.planner import making  # start-up cost: most models are here
+
         size = f"download {human_bytes(self.download)}" if self.download else ""
         made = "" if self.make_s is None else f"quantize (about {making.duration(self.make_s)})"
         return " and ".join(filter(None, (size, made)))
 
     def lines(self) -> list[str]:
         """Size, time, place and alternative, one line each."""
+        from localq.planner import making  # start-up cost, as above
+
         found = [self.why] if self.why else []
         if self.download:
             time = making.duration(self.download / USUAL_RATE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 from localq import drafts
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -11,8 +12,10 @@ from localq.files.architecture import Architecture
 from localq.files.catalog import Target
 from localq.files.catalog_file import ModelEntry
 from localq.planner.draft_shape import DraftShape
-from localq.planner.offers import Offer
 from localq.settings import Settings
+
+if TYPE_CHECKING:
+    from localq.planner.offers import Offer
 
 
 def target(settings: Settings) -> Target | None:

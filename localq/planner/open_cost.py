@@ -1,4 +1,7 @@
-"""Cost of opening a model, beyond what is on this machine: download, disk and time. Torch-free."""
+"""Cost of opening a model, beyond what is on this machine: download, disk and time. Torch-free.
+
+Most models are here: that is found out without the planner, whose import is a start-up cost.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,11 @@ from pathlib import Path
 
 from localq import places
 from localq.errors import LocalqError
-from localq.files import format_facts, local_models
+from localq.files import format_facts
 from localq.files.catalog import Source, Target
 from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
-from localq.planner import footprint, making, offers, room, uncatalogued
-from localq.planner import plan as memory_plan
 from localq.planner.consent import OpenCost
-from localq.planner.placement import Wishes
 from localq.settings import Settings
 from localq.wording import human_bytes
 
@@ -60,6 +60,8 @@ def of_quantizing(
 
     None for a source of unknown size, which quantizing reports. Raises as `of`.
     """
+    from localq.planner import footprint, making, uncatalogued
+
     here = hub.local_path(target)
     if here is None and (settings.offline or hub_client.is_offline()):
         return None
@@ -111,6 +113,8 @@ def _listed(source: Source) -> int:
 
 def _begun(source: Source) -> int:
     """Bytes of an interrupted download that are here."""
+    from localq.files import local_models
+
     return sum(
         each.bytes
         for each in local_models.list_local(others=False)
@@ -121,6 +125,8 @@ def _begun(source: Source) -> int:
 def _make_s(target: Target) -> float | None:
     if target.source is not None or target.base is None or target.entry is None or target.format is None:
         return None
+    from localq.planner import making
+
     if making.has_layers(target.entry.name, target.format):
         return making.READY_S
     return making.seconds(target.format, target.entry.arch.parameters)
@@ -130,6 +136,8 @@ def _made_bytes(target: Target) -> int:
     """Bytes of the weights that are quantized here; 0 if they are published."""
     if target.source is not None or target.base is None or target.entry is None or target.format is None:
         return 0
+    from localq.planner import footprint
+
     return sum(footprint.weights_bytes(target.entry.arch, target.format).values())
 
 
@@ -137,6 +145,10 @@ def _alternative(target: Target, settings: Settings) -> str:
     """A format of the same model that is published and fits, where the asked one is quantized here."""
     if target.source is not None or target.base is None or target.entry is None:
         return ""
+    from localq.planner import offers, room
+    from localq.planner import plan as memory_plan
+    from localq.planner.placement import Wishes
+
     budget = room.here(settings).budget
     if budget is None:  # of a GPU whose driver reports no memory
         return ""

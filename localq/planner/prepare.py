@@ -21,7 +21,6 @@ from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.files import catalog, format_facts, verification
 from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
-from localq.planner import making
 from localq.wording import OnProgress, Say
 
 POLL_S = 0.2  # interval of checks on the quantizing process
@@ -97,6 +96,8 @@ def cannot_search(format: str, why: str) -> LocalqError:
 
 def ready_layers(target: catalog.Target) -> Path | None:
     """The packaged folder of a model's quantized layers, or None (`localq.quantize.prequantized_layers`)."""
+    from localq.planner import making  # start-up cost: only for what is quantized here
+
     if target.entry is None or not making.has_layers(target.entry.name, target.format or ""):
         return None
     return places.PACKAGE_DATA / f"{target.entry.name}-{target.format}"
@@ -106,6 +107,8 @@ def _quantized_here(
     target: catalog.Target, say: Say, on_progress: OnProgress | None, offline: bool, *, again: bool = False
 ) -> Path:
     """Quantize `target`, unless it was interrupted: then go on. again: replace a damaged model."""
+    from localq.planner import making  # start-up cost, as above
+
     if target.base is None or target.format is None:
         raise bad_file(target.name, "there are no weights to download or quantize", "`localq show` lists its sources.")
     ready = ready_layers(target)

@@ -75,6 +75,11 @@ def render(
     raise _bad(str(answer["error"]))
 
 
+def start_ahead() -> None:
+    """Start the rendering process, while other work is done: the first render then has to wait less, or not at all."""
+    _CHILD.start_ahead()
+
+
 def _bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
@@ -169,22 +174,33 @@ def _refusal(words: str, messages: Sequence[Mapping[str, Any]]) -> LocalqError:
 
 
 class _Child:
-    """The rendering process: started on the first request, one request at a time, killed on a limit."""
+    """The rendering process: started on the first request or ahead, one request at a time, killed on a limit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False  # it has said that Python has started
+
+    def start_ahead(self) -> None:
+        """Start the process and do not wait for it; where that fails, the first request tells."""
+        with self._lock, contextlib.suppress(LocalqError, OSError):
+            if self._process is None:
+                self._process, self._is_ready = self._start(), False
 
     def ask(self, line: bytes) -> dict[str, Any]:
         """Send one request and return the answer."""
         with self._lock:
             process = self._process
-            if process is not None and _processor_seconds(process) + CPU_SECONDS + 1 > _user_limit_s():
-                self.stop()  # a new child has more left of the user's limit
+            if process is not None and (
+                process.poll() is not None or _processor_seconds(process) + CPU_SECONDS + 1 > _user_limit_s()
+            ):
+                self.stop()  # it has ended, or a new one has more left of the user's limit
                 process = None
-            if process is None or process.poll() is not None:
-                process = self._process = self._start()
+            if process is None:
+                process, self._is_ready = self._start(), False
+                self._process = process
             try:
+                self._wait_until_ready(process)
                 answer = self._exchange(process, line)
             except BaseException:  # also Ctrl-C: an unread answer would be taken for the next one
                 self.stop()
@@ -208,7 +224,7 @@ class _Child:
             environment["TZ"] = os.environ["TZ"]
         # -P: the working folder may be a stranger's, and must not give the child its modules.
         command = [sys.executable, "-P", "-m", "localq.text.template_child"]
-        process = processes.start_child(
+        return processes.start_child(
             lambda: subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -218,13 +234,16 @@ class _Child:
                 start_new_session=True,  # so that Ctrl-C does not reach it
             )
         )
-        # Ready: the start of Python does not count as rendering time.
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the start of Python, which does not count as rendering time."""
+        if self._is_ready:
+            return
         if not _readable(process, time.monotonic() + 30) or _line(process) != b"ready\n":
             process.kill()
-            with process:  # which closes its pipes
-                why = "the rendering process did not start"
-                raise _over_user_limit(process) or LocalqError("chat template", why, "Run `localq doctor`.")
-        return process
+            why = "the rendering process did not start"
+            raise _over_user_limit(process) or LocalqError("chat template", why, "Run `localq doctor`.")
+        self._is_ready = True
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any]:
         assert process.stdin is not None

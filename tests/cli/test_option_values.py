@@ -19,11 +19,15 @@ LINES = [
     "run", "run llama-3.1-8b a prompt of five words", "run --ctx 8k -n 5 --temp 0.7 --seed 3 -- -x", "run -q",
     "run --top-k 1 m --offline", "run --online", "run m -", "ls", "ls --json", "pull a b c --force --vram 24", "rm a",
     "fit --vram 24 --bandwidth 900 --all", "fit --gpu=", "show m", "bench -r 3 --kernels --against a --against b",
-    "bench", "eval m n --window 64 --decode 5", "verify", "verify a", "help exit-codes", "chat m --reserve 1",
+    "run --temp 1 --top-k 0 --seed 0", "run --temp .5 --seed +7 --top-p 1e-1", "run --seed 007 --min-p 1_0.0",
+    "run --dry-allowed-length 3 --temp=1.", "run --seed -1 --top-p 2", "run --seed 9999999999999999999",
+    "bench", "eval m n --window 64 --decode 5",
+    "verify", "verify a", "help exit-codes", "chat m --reserve 1",
 ]  # fmt: skip
 REFUSED = [
     "pull", "rm", "eval", "run --temp warm", "run --seed 1.5", "run --top-k", "fit --bandwidth 0", "bench -r 0",
-    "eval m --window 3", "run --unknown", "show a b", "eval m --decode -1", "run --ctx none",
+    "eval m --window 3", "run --unknown", "show a b", "eval m --decode -1", "run --ctx none", "run --seed=\u0663",
+    "run --ctx 0", "bench -r 9999999",
 ]  # fmt: skip
 
 
@@ -71,7 +75,8 @@ def test_a_callback_gets_what_was_not_given(monkeypatch):
     assert seen == [None, "from the callback", "x", "from the callback"]
 
 
-@pytest.mark.parametrize("line", ["ls", "fit --vram 24", "show llama-3.1-8b", "pull lama", "run lama hi", "verify"])
+@pytest.mark.parametrize("line", ["ls", "fit --vram 24", "show llama-3.1-8b", "pull lama", "verify",
+                                  "run lama hi -n 5 --ctx 8k --temp 0.7 --seed 3"])  # fmt: skip
 def test_it_is_not_imported(line, tmp_path):
     code = f"import sys\nfrom localq.cli import execute\nexecute({line.split()})\nprint('pydantic' in sys.modules)"
     environment = {"HF_HUB_CACHE": str(tmp_path), "LOCALQ_DATA": str(tmp_path), "PATH": ""}
@@ -112,7 +117,7 @@ def test_a_tilde_in_a_path_is_the_home_folder(verb, option, monkeypatch, tmp_pat
 # ---- numbers have limits
 
 OTHERS = {"run": ["x"], "quantize": ["--out", "o"]}  # that a verb needs beside a model
-TAKE_A_MODEL = ("run", "chat", "pull", "show", "quantize", "bench", "eval")
+TAKE_A_MODEL = ("run", "chat", "serve", "pull", "show", "quantize", "bench", "eval")
 LARGE = ("1000000000", "1" + "0" * 18, "1" + "0" * 30, "9" * 400, "9" * 5000, "1e308", "1e400", "9" * 400 + "k", "-9")
 # Options for which a large number has a meaning: seeds, limits of a plan, and a filter that keeps all tokens.
 TAKEN = {"--seed": 2**63 - 1, "--ctx": 2**30, "--max-tokens": 2**30, "--top-k": None, "--vram": None, "--reserve": None,

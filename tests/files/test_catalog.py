@@ -243,3 +243,11 @@ def test_a_misspelt_name_costs_no_torch():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert result.stdout.split("\n")[:2] == ["4", "[]"]
+
+
+def test_an_entry_that_is_read_alone_is_the_same():
+    """Names are looked up in the text of the shipped file, of which only one entry is parsed."""
+    spellings = [(name, entry) for entry in catalog.load_catalogue() for name in (entry.name, *entry.aliases)]
+    assert len(spellings) > 200
+    for name, entry in spellings:
+        assert catalog.find(name) == catalog.find(name.upper()) == entry

@@ -34,7 +34,7 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer
 
 
 def calls(server: LiveServer, **fields: Any) -> list[tuple[str, Any]]:
-    answer = server.chat(tools=TOOLS, temperature=1, max_tokens=600, **fields)
+    answer = server.chat(tools=TOOLS, temperature=1, max_tokens=300, **fields)
     assert answer.status == 200, answer.body
     choice = answer.json["choices"][0]
     if choice["finish_reason"] != "length":  # such weights may go on calling for long

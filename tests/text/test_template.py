@@ -199,6 +199,38 @@ def test_the_date_follows_the_user_s_time_zone(monkeypatch):
     assert len(dates) == 2
 
 
+def test_a_process_that_is_started_ahead_renders():
+    template._CHILD.stop()
+    template.start_ahead()
+    child = template._CHILD._process
+    template.start_ahead()
+    assert template.render("{{ 1 + 1 }}", turns("a")) == "2"
+    assert template._CHILD._process is child is not None
+
+
+def test_one_that_did_not_start_is_told_by_the_first_render(monkeypatch):
+    def fail(start: object) -> None:
+        raise BlockingIOError
+
+    template._CHILD.stop()
+    with monkeypatch.context() as patch:
+        patch.setattr(template.processes, "start_child", fail)
+        template.start_ahead()
+        with pytest.raises(BlockingIOError):
+            template.render("{{ 1 + 1 }}", turns("a"))
+    assert template.render("{{ 1 + 1 }}", turns("a")) == "2"
+
+
+def test_one_that_was_killed_before_is_replaced():
+    template._CHILD.stop()
+    template.start_ahead()
+    child = template._CHILD._process
+    assert child is not None
+    child.kill()
+    child.wait()
+    assert template.render("{{ 1 + 1 }}", turns("a")) == "2"
+
+
 def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     for name in ("jinja2", "json", "datetime"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\nraise SystemExit\n")

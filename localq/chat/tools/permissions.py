@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import enum
 import json
@@ -55,11 +54,15 @@ class Question:
     """A call that waits for the user: `answer` it from any thread; `wait` returns the first answer."""
 
     def __init__(self, tool: OfferedTool, arguments: str) -> None:
+        import concurrent.futures  # start-up cost: most chats have no tools
+
         self.tool, self.arguments = tool, arguments
         self._answered: concurrent.futures.Future[Decision] = concurrent.futures.Future()
 
     def answer(self, decision: Decision) -> None:
         """Answer the question; later answers do not count."""
+        import concurrent.futures
+
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self._answered.set_result(decision)
 

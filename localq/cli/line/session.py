@@ -21,7 +21,6 @@ from localq.cli.line.thinking_lines import Thoughts
 from localq.cli.output import is_rich_terminal, note, stderr
 from localq.errors import LocalqError
 from localq.planner.consent import OpenCost
-from localq.planner.speed import roofline
 from localq.sanitize import sanitize, unfiltered
 from localq.stats import Stats
 from localq.wording import OnProgress, human_bytes, stats_line
@@ -138,6 +137,8 @@ def stage_lines(loaded: Loaded, first_token_s: float) -> list[str]:
 
 def speed_line(stats: Stats, loaded: Loaded | None) -> str:
     """The figures of a reply; on a GPU with its share of the bandwidth limit."""
+    from localq.planner.speed import roofline  # start-up cost: only the end of a reply needs it
+
     roof = roofline.model_roof(loaded) if loaded is not None else None
     return stats_line(stats, roof.text(stats) if roof is not None else "")
 

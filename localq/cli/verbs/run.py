@@ -15,7 +15,6 @@ import typer
 from localq import places
 from localq.chat import stop_strings
 from localq.chat.attachments import Attachment, expand_mentions, piped_attachment, read_attachments
-from localq.chat.history.export import code_blocks
 from localq.chat.open_options import OpenOptions
 from localq.cli import agree, default_model, gguf_list, help_page, options, reply_options
 from localq.cli.option_values import Command as Command
@@ -23,6 +22,7 @@ from localq.cli.output import note, print_json, print_line
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog
 from localq.settings import Origin, Settings
+from localq.text import template
 
 if TYPE_CHECKING:
     from localq.chat.reply import Reply, ReplyPiece
@@ -172,6 +172,7 @@ def _converse(settings: Settings, request: _Request, project: dict[str, Origin])
 
 def _answer(settings: Settings, request: _Request) -> int:
     prompt = _read_prompt(request)
+    template.start_ahead()  # it gets ready while the rest is imported
     catalog.resolve(settings.model)  # a wrong name fails before the rest is imported
     from localq.chat import open_model
     from localq.cli.line.session import TerminalWatcher, print_reply, stop_on_interrupt
@@ -258,6 +259,8 @@ def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -
 
 def _last_block(reply: Reply) -> str | None:
     """The last code block of the answer; None where the user stopped the reply before one."""
+    from localq.chat.history.export import code_blocks  # start-up cost: only --extract needs it
+
     blocks = code_blocks(reply.text)
     if not blocks and reply.reason == "cancelled":
         return None

@@ -155,16 +155,18 @@ class _ByteReader:
         """The next strings. A tight loop: half of the time to read a vocabulary is spent here."""
         data, at, end, length_at, found = self.data, self.at, len(self.data), _LENGTH.unpack_from, []
         for _ in range(count):
-            if at + 8 > end:
+            first = at + 8
+            if first > end:
                 raise self._cut_off()
-            (length,) = length_at(data, at)
-            if length > MAX_STRING or at + 8 + length > self.size:
-                raise self.damaged(f"the GGUF header declares a string of {length:,} bytes, which is too long")
-            if at + 8 + length > end:
+            stop = first + length_at(data, at)[0]
+            if stop > end or stop - first > MAX_STRING:
+                if stop > self.size or stop - first > MAX_STRING:
+                    why = f"the GGUF header declares a string of {stop - first:,} bytes, which is too long"
+                    raise self.damaged(why)
                 raise self._cut_off()
             # Tokens may be invalid UTF-8 on their own; keys and names are valid.
-            found.append(str(data[at + 8 : at + 8 + length], "utf-8", "replace"))
-            at += 8 + length
+            found.append(str(data[first:stop], "utf-8", "replace"))
+            at = stop
         self.text_left -= at - self.at
         if self.text_left < 0:
             raise self.damaged(f"the GGUF header contains too much text (limit: {MAX_TEXT:,} bytes)")

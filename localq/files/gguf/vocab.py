@@ -138,7 +138,7 @@ def _tokens(container: Container) -> tuple[list[str], list[int]]:
     types = container.values.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens or ()))
     if not isinstance(tokens, list) or not tokens or not isinstance(types, list) or len(types) != len(tokens):
         raise _malformed_error(container, "the vocabulary is missing or malformed")
-    if not all(isinstance(token, str) for token in tokens):
+    if set(map(type, tokens)) != {str}:
         raise _malformed_error(container, "the vocabulary is not text")
     if max(map(len, tokens)) > MAX_TOKEN or sum(map(len, tokens)) > MAX_VOCABULARY:
         raise _malformed_error(container, "the vocabulary is implausibly large")
@@ -192,12 +192,16 @@ def _byte_level(container: Container, tokens: list[str]) -> Tokenizer:
     if rule not in _RULES:
         raise _rule_error(container)
     merges = container.values.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
+    if not isinstance(merges, list) or not _are_pairs(merges):
         raise _malformed_error(container, "the merges are missing or malformed")
-    vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}  # the first of equal tokens wins
-    pairs = [tuple(each.split(" ")) for each in merges]
-    pairs = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary and "".join(pair) in vocabulary]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rule in _WHOLE_WORDS_FIRST))
+    vocabulary = _vocabulary(tokens)
+    pairs, whole_words = [tuple(each.split(" ")) for each in merges], rule in _WHOLE_WORDS_FIRST
+    try:
+        model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=whole_words)
+    except Exception:  # a merge of what is no token; the library finds it sooner than a loop here
+        pairs = [pair for pair in pairs if {*pair, "".join(pair)} <= vocabulary.keys()]
+        model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=whole_words)
+    tokenizer = Tokenizer(model)
     if rule in _NFC:
         tokenizer.normalizer = normalizers.NFC()
     pattern = _RULES[rule]
@@ -210,6 +214,16 @@ def _byte_level(container: Container, tokens: list[str]) -> Tokenizer:
     return tokenizer
 
 
+def _vocabulary(tokens: list[str]) -> dict[str, int]:
+    """Token -> id; the first of equal tokens wins."""
+    return dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
+
+
+def _are_pairs(merges: list[Any]) -> bool:
+    """Whether all are two texts with a space between them."""
+    return set(map(type, merges)) <= {str} and all(each.count(" ") == 1 for each in merges)
+
+
 def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers  # start-up cost
 
@@ -219,7 +233,7 @@ def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
     if container.values.get("general.architecture") in _GEMMA:
         tokens = [_spelled(token) for token in tokens]
         scores = [-float(index) for index in range(len(tokens))]
-    vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}
+    vocabulary = _vocabulary(tokens)
     unknown = _token(container, tokens, "unknown") or "<unk>"
     tokenizer = Tokenizer(
         models.BPE(
@@ -255,7 +269,7 @@ def _stated_merges(container: Container) -> list[tuple[str, str]]:
     stated = container.values.get("tokenizer.ggml.merges")
     if container.values.get("tokenizer.ggml.model") != "gemma4" or not isinstance(stated, list):
         return []
-    if not all(isinstance(each, str) and each.count(" ") == 1 for each in stated):
+    if not _are_pairs(stated):
         raise _malformed_error(container, "the merges are malformed")
     return [(left, right) for left, _, right in (each.partition(" ") for each in stated)]
 
@@ -280,7 +294,10 @@ def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int], stri
     from tokenizers import AddedToken  # start-up cost
 
     added = []
-    for token, stated in zip(tokens, types, strict=True):
+    marked = (
+        (token, stated) for token, stated in zip(tokens, types, strict=True) if stated != NORMAL or token in _ENDS
+    )
+    for token, stated in marked:
         kind = CONTROL if token in _ENDS else stated
         if kind in (CONTROL, UNKNOWN, USER_DEFINED) and tokenizer.token_to_id(token) is not None:
             swallows = strips and token not in _KEEPS_SPACE

@@ -10,7 +10,6 @@ limits the bytes of headers. Whatever that library raises becomes one of the err
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import threading
@@ -275,6 +274,8 @@ def library() -> Any:
     Raises LocalqError (exit 6) where it does not accept its environment variables.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # localq sends none, nor may its libraries
+    import logging
+
     try:
         import huggingface_hub
         from huggingface_hub.utils import logging as hub_logging

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import ssl
-import urllib.request
 from urllib.parse import urlsplit
 
 from localq.errors import ExitCode, LocalqError
@@ -48,7 +46,8 @@ def setup_error(error: Exception) -> LocalqError:
             why, step = found
             return LocalqError(name, why, step, ExitCode.NETWORK)
     if isinstance(error, OSError) and (name := next((each for each in _FILES if os.environ.get(each)), "")):
-        # an ssl.SSLError is an OSError
+        import ssl  # an ssl.SSLError is an OSError
+
         why = "the file contains no certificates" if isinstance(error, ssl.SSLError) else f"{error.strerror or error}"
         return LocalqError(name, why, _FILE_STEPS[name], ExitCode.NETWORK)
     why = f"the HTTP library failed to initialize ({type(error).__name__})"
@@ -61,6 +60,8 @@ def variable_for(address: str) -> str:
         parts = urlsplit(address)
     except ValueError:  # not an address
         return ""
+    import urllib.request  # start-up cost: only a request needs it
+
     given = urllib.request.getproxies_environment()
     if not parts.hostname or urllib.request.proxy_bypass(parts.hostname):
         return ""

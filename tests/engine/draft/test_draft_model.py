@@ -19,7 +19,7 @@ from localq.sampling import Sampling
 from tests.support.engine.draft_models import KINDS, OPTIONS, engine_with, new_drafter, save_draft
 from tests.support.engine.engine_runs import ids_of, prompt_of, steps_of
 from tests.support.engine.longrope_models import ORIGINAL, save_phi3
-from tests.support.engine.lossless import SAMPLINGS, EagerTimes, case_of, compare
+from tests.support.engine.lossless import SAMPLINGS, EagerTimes, PlainReplies, case_of, compare
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,13 @@ def eager(engine: Engine) -> Engine:
     return engine
 
 
+@pytest.fixture(scope="module")
+def plain(loaded) -> PlainReplies:
+    return PlainReplies(lambda: Engine(loaded))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_draft_model_does_not_change_replies(loaded, engines, kind):
-    plain = Engine(loaded)
+def test_a_draft_model_does_not_change_replies(plain, engines, kind):
     drafted = accepted = 0
     for number in range(len(SAMPLINGS)):
         engines[kind]._steps.lookahead = number % 2

@@ -9,7 +9,7 @@ from localq.engine.load.load import LoadedModel, load
 from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import ids_of, prompt_of, steps_of
-from tests.support.engine.lossless import SAMPLINGS, Oracle, case_of, compare
+from tests.support.engine.lossless import SAMPLINGS, Oracle, PlainReplies, case_of, compare
 from tests.support.engine.scripted_constraint import VOCAB, Script
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
@@ -20,10 +20,15 @@ def other(checkpoint) -> LoadedModel:
     return load(open_model(checkpoint), LoadOptions(device="cpu", dtype="float32"))
 
 
+@pytest.fixture(scope="module")
+def plain(loaded) -> PlainReplies:
+    return PlainReplies(lambda: Engine(loaded))
+
+
 @pytest.mark.parametrize("lookahead", [0, 1], ids=["in step", "ahead"])
 @pytest.mark.parametrize("source", ["oracle", "lookup"])
-def test_drafts_do_not_change_replies(loaded, other, source, lookahead):
-    plain, drafting = Engine(loaded), Engine(other, draft_tokens=7)
+def test_drafts_do_not_change_replies(plain, other, source, lookahead):
+    drafting = Engine(other, draft_tokens=7)
     drafting._steps.lookahead = lookahead
     drafted = accepted = 0
     for number in range(2 * len(SAMPLINGS)):

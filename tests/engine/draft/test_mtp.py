@@ -24,7 +24,7 @@ from localq.planner.placement import Placement
 from localq.sampling import Sampling
 from tests.support.engine import step_stand_ins
 from tests.support.engine.engine_runs import ids_of, prompt_of, steps_of
-from tests.support.engine.lossless import SAMPLINGS, EagerTimes, case_of, compare
+from tests.support.engine.lossless import SAMPLINGS, EagerTimes, PlainReplies, case_of, compare
 from tests.support.engine.mtp_models import MODEL_TYPES, OPTIONS, engine_of, loads, save_mtp, without_block
 from tests.support.formats import fp8_checkpoints
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -64,7 +64,7 @@ def test_drafts_do_not_change_replies(plain, drafting):
     drafted = accepted = 0
     for number in range(len(SAMPLINGS)):
         drafting._steps.lookahead = number % 2
-        found = compare(plain, drafting, case_of(number), "mtp")
+        found = compare(PlainReplies(lambda: plain), drafting, case_of(number), "mtp")
         drafted, accepted = drafted + found["drafted"], accepted + found["accepted"]
     assert drafted > accepted > drafted / 10
 

@@ -17,7 +17,7 @@ from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
 from tests.support.engine import step_stand_ins
 from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of, steps_of
-from tests.support.engine.lossless import SAMPLINGS, Oracle, case_of, compare
+from tests.support.engine.lossless import SAMPLINGS, Oracle, PlainReplies, case_of, compare
 from tests.support.engine.scripted_constraint import VOCAB, Script
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
@@ -71,9 +71,14 @@ def cut(engine: Engine, count: int, prompt: Sequence[int] = PROMPT) -> list[int]
     return ids
 
 
+@pytest.fixture(scope="module")
+def plain(models) -> PlainReplies:
+    return PlainReplies(lambda: Engine(models[0]))
+
+
 @pytest.mark.parametrize("source", ["oracle", "lookup"])
-def test_drafts_do_not_change_replies(models, source):
-    plain, drafting = Engine(models[0]), Engine(models[1], draft_tokens=7)
+def test_drafts_do_not_change_replies(models, plain, source):
+    drafting = Engine(models[1], draft_tokens=7)
     drafted = accepted = 0
     for number in range(2 * len(SAMPLINGS), 4 * len(SAMPLINGS)):  # look-up is right in some, and wrong in others
         drafting._steps.lookahead = number % 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from localq.engine.draft import policy
@@ -131,26 +131,42 @@ def reply_of(engine: Engine, case: Case, tokens: int, stop: int | None = None, a
     return ids
 
 
-def compare(plain: Engine, drafting: Engine, case: Case, source: str) -> dict[str, int]:
+class PlainReplies:
+    """Replies of plain decoding, each made once for all drafts that are compared with it.
+
+    engine: gives the engine for a reply. Of a model that other tests use between replies it is a new one each time.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self.engine = engine
+        self._made: dict[tuple[object, ...], list[int]] = {}
+
+    def once(self, make: Callable[[], list[int]], *key: object) -> list[int]:
+        """The reply that `make` gives, or gave for the same key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+def compare(plain: PlainReplies, drafting: Engine, case: Case, source: str) -> dict[str, int]:
     """Asserts that the reply, a second one to the same prompt and the next turn are those of plain decoding.
 
     Returns the tokens drafted and accepted. source: "oracle", or what the engine has: look-up, and its draft model.
     """
-    free = reply_of(plain, case, 0)
+    free = plain.once(lambda: reply_of(plain.engine(), case, 0), case.number)
     stop = case.rng.choice(free) if case.end == "stop id" and free else None
     at = case.rng.randint(1, len(free)) if case.end in ("cancel", "close") and free else None
-    expected = reply_of(plain, case, 0, stop, at)
+    expected = plain.once(lambda: reply_of(plain.engine(), case, 0, stop, at), case.number, stop, at)
     drafting._drafter = Oracle(free, case.number) if source == "oracle" else Drafter(drafting._draft_model)
     drafting._drafter.times = EagerTimes()
     found = {"drafted": 0, "accepted": 0}
     for _ in range(2):  # the second is a regenerated one
         assert reply_of(drafting, case, case.rng.choice((1, 2, 3, 5, 7)), stop, at) == expected, case
     turn = [*case.prompt, *expected, *prompt_of(3, seed=case.number)]
-    following = [
-        ids_of(engine, turn, case.sampling, max_tokens=12, draft_tokens=tokens)
-        for engine, tokens in ((plain, 0), (drafting, 7))
-    ]
-    assert following[0] == following[1], case
+    following = plain.once(
+        lambda: ids_of(plain.engine(), turn, case.sampling, max_tokens=12, draft_tokens=0), case.number, "following"
+    )
+    assert ids_of(drafting, turn, case.sampling, max_tokens=12, draft_tokens=7) == following, case
     steps = list(
         drafting.generate(case.prompt, case.sampling, max_tokens=case.length, constraint=case.script(), draft_tokens=7)
     )
