@@ -131,7 +131,7 @@ class Linear(nn.Linear):
 
 
 class PlainLinear(Linear):
-    """A Linear of few rows that is never quantized: routers, gates, rates; dequantized where a checkpoint did."""
+    """A Linear that is never quantized, and dequantized where a checkpoint did: routers, gates, rates, factors."""
 
 
 class RMSNorm(nn.Module):
