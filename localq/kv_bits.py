@@ -45,6 +45,13 @@ def vector_bytes(head_dim: int, bits: int) -> int:
     raise ValueError(f"a KV cache of {bits} bits is not supported")
 
 
+def plain_bytes(columns: int, bits: KvBits) -> int:
+    """Bytes of a vector that is not quantized: 32 or 16 bit."""
+    if bits not in (32, 16):
+        raise ValueError(f"a cache of vectors that stay plain has 16 or 32 bits, not {bits}")
+    return columns * int(bits) // 8
+
+
 def scale_count(head_dim: int) -> int:
     """Scales of one quantized key or value: one per 32 elements, loaded by one instruction."""
     return 2 if head_dim <= 64 else 4 if head_dim <= 128 else 8

@@ -27,7 +27,7 @@ from localq.engine.arena import Arena, arena_bytes
 from localq.engine.sliding import SlidingWindow
 from localq.errors import usage_error
 from localq.files import layer_caches
-from localq.files.layer_caches import EmptyCache, KeysAndValues, LayerCache, RecurrentState, SharedCache
+from localq.files.layer_caches import EmptyCache, KeysAndValues, Latents, LayerCache, RecurrentState, SharedCache
 from localq.kernels import attention
 from localq.kernels.attention import KVLayer
 from localq.kernels.checks import HALF_TYPES
@@ -42,6 +42,7 @@ class KVCache:
     """The cache of all layers; implements `models.layers.Cache`.
 
     kv_layers   index of the layer -> its keys and values, for the layers that store any
+    latents     the same for layers with latents, each [1, capacity, columns]
     states      the same for recurrent layers
     replayable  drafted tokens behind the states, whose inputs are kept; see `drafted_inputs`
     """
@@ -70,6 +71,7 @@ class KVCache:
         sizes = [math.prod(shape) * kind.itemsize for shape, kind in [copies, *(part for of in shapes for part in of)]]
         arena = Arena(arena_bytes(sizes), device)
         self.kv_layers: dict[int, KVLayer] = {}
+        self.latents: dict[int, Tensor] = {}
         self.states: dict[int, LayerState] = {}
         self.drafted_inputs: dict[int, DraftedInputs] = {}  # of recurrent layers
         self._windows: dict[int, SlidingWindow] = {}
@@ -79,6 +81,8 @@ class KVCache:
                 self.kv_layers[index] = _kv_layer(buffers, bits, kept.head_dim)
                 if kept.window and chunk is not None:
                     self._slide(kept, chunk, buffers)
+            elif isinstance(kept, Latents):
+                (self.latents[index],) = buffers
             elif isinstance(kept, RecurrentState):
                 self.states[index], self.drafted_inputs[index] = LayerState(*buffers[:2]), DraftedInputs(*buffers[2:])
         self._scratch = arena.empty(*copies).zero_()
@@ -169,6 +173,12 @@ class KVCache:
             _store(stored.v, stored.v_scales, v, slots, value_bits)
         return self.read(layer, live)
 
+    def update_latents(self, layer: int, latents: Tensor, positions: Tensor, live: int) -> Tensor:
+        """Store latents [T, columns] at `positions` int64 [T]; returns a view of all, [1, live, columns]."""
+        stored = self.latents[layer]
+        stored[0].index_copy_(0, positions, latents)
+        return stored[:, :live]
+
     def read(self, layer: int, live: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values of a layer, or of the one that it shares, as `update` does."""
         stored, window = self.layer(layer), self.window_of(layer)
@@ -204,13 +214,15 @@ class KVCache:
                 slots = tokens if self.window_of(index) is None else min(tokens, kept.window - 1)
                 for part in stored_parts(self.kv_layers[index]):
                     found.append(((part.shape[0], slots, part.shape[2]), part.dtype))
+            elif isinstance(kept, Latents):
+                found.append(((1, tokens, kept.columns), self.dtype))
         return found
 
     def parts(self, tokens: int) -> list[Tensor]:
         """Return views of what the tokens after the first `tokens` need, layer by layer.
 
-        k, v and, of codes, the scales of k and v, of all positions or of those that a window reaches back to; the parts
-        of a state, whatever `tokens`.
+        k, v and, of codes, the scales of k and v, of all positions or of those that a window reaches back to; latents
+        of all positions; the parts of a state, whatever `tokens`.
         """
         found: list[Tensor] = []
         for index in range(len(self.layout)):
@@ -220,6 +232,8 @@ class KVCache:
                 window = self.window_of(index)
                 slots = slice(tokens) if window is None else window.slots_of(tokens)
                 found += [part[:, slots] for part in stored_parts(self.kv_layers[index])]
+            elif index in self.latents:
+                found.append(self.latents[index][:, :tokens])
         return found
 
     def passing_parts(self, tokens: int) -> list[Tensor]:
@@ -269,6 +283,8 @@ class KVCache:
             window = self.window_of(index)
             for stored in stored_parts(layer):
                 stored[:, max(0, first - (window.base if window else 0)) :].zero_()
+        for latents in self.latents.values():
+            latents[:, first:].zero_()
         for window in self._windows.values():
             window.restart(min(window.base, first))
         self._begin_states()
@@ -285,9 +301,7 @@ class KVCache:
         """Return the bytes that a cache of this shape allocates, with the scratch of a quantized one."""
         stored: KvBits = 8 * dtype.itemsize if bits == 16 else bits
         copied = 0 if bits == 16 else 2 * dtype.itemsize * layer_caches.most_copied(layout, capacity, chunk)
-        slots = sum(
-            each.slots(capacity, chunk) * each.slot_bytes(stored) for each in layer_caches.keys_and_values(layout)
-        )
+        slots = sum(each.slots(capacity, chunk) * each.slot_bytes(stored) for each in layer_caches.per_position(layout))
         states = layer_caches.state_bytes(layout, dtype.itemsize)
         return copied + slots + states + layer_caches.drafted_bytes(layout, dtype.itemsize, rows)
 
@@ -301,7 +315,7 @@ class KVCache:
     def _buffers(self) -> list[Tensor]:
         stored = (part for layer in self.kv_layers.values() for part in stored_parts(layer))
         recurrent = (*self.states.values(), *self.drafted_inputs.values())
-        return [*stored, *(part for layer in recurrent for part in layer), self._scratch]
+        return [*stored, *self.latents.values(), *(part for layer in recurrent for part in layer), self._scratch]
 
 
 def stored_parts(layer: KVLayer) -> list[Tensor]:
@@ -312,6 +326,8 @@ def stored_parts(layer: KVLayer) -> list[Tensor]:
 def _check(layout: Layout, bits: KvBits) -> None:
     if bits not in KV_BITS:
         raise usage_error("--kv", f"{bits} is not a supported KV cache precision", "Use 16, 8, k8v4 or 4.")
+    if bits != 16 and any(isinstance(each, Latents) for each in layout):
+        raise usage_error("--kv", "a cache of latents is supported only in 16 bits", "Use --kv 16.")
     for width in {each.head_dim for each in layer_caches.keys_and_values(layout)}:
         if bits != 16 and (width % 8 or width > kv_bits.MOST_CODED_COLUMNS):
             why = f"a KV cache below 16 bits requires a head dimension divisible by 8, up to 256; this one is {width}"
@@ -329,6 +345,8 @@ def _shapes(
     if isinstance(kept, SharedCache | EmptyCache):
         return []
     slots = kept.slots(capacity, chunk)
+    if isinstance(kept, Latents):
+        return [((1, slots, kept.columns), dtype)]
     plain: Shape = ((kept.kv_heads, slots, kept.head_dim), dtype)
     if bits == 16:
         return [plain, plain]

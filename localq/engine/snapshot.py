@@ -12,7 +12,8 @@ from n on can restore it. Integers are little endian.
                                  in place of the keys (`_OLD_LABELS`)
                   "ids"          the n token ids
                   "parts"        layer by layer k, v and, of codes, the scales of k and v: [dtype, kv_heads, slots,
-                                 width]; of a recurrent layer its matrix and columns: [dtype, *shape]
+                                 width]; of latents one: [dtype, 1, slots, width]; of a recurrent layer its matrix
+                                 and columns: [dtype, *shape]
     16 + H  32  sha256 of everything before
     blocks      the parts joined, each in C order as the device holds it, cut every BLOCK bytes; behind each block 32
                 bytes: sha256 of (the header's sha256, the number of the block from 0 as u64, the block)

@@ -13,7 +13,7 @@ from typing import Any
 from localq.errors import bad_file
 from localq.files.architecture_fields import checked, fields_of
 from localq.files.attention_shapes import AttentionShape
-from localq.files.layer_caches import keys_and_values
+from localq.files.layer_caches import per_position
 from localq.files.linears import INPUTS, Linears
 from localq.files.model_types import MODEL_TYPES, text_part
 from localq.files.shape import Shape
@@ -33,7 +33,7 @@ class Architecture(Shape):
         """
         model_type, text = text_part(config)
         # null means none, and as many KV heads as heads, not the default
-        null = ("sliding_window", "num_key_value_heads", "hidden_size_per_layer_input")
+        null = ("sliding_window", "num_key_value_heads", "hidden_size_per_layer_input", "q_lora_rank")
         stated = {key: value for key, value in text.items() if value is not None or key in null}
         try:
             return cls(**checked(fields_of(model_type, {**MODEL_TYPES[model_type].defaults, **stated})))
@@ -52,6 +52,8 @@ class Architecture(Shape):
 
     def _attention_linears(self, shape: AttentionShape) -> tuple[Linears, ...]:
         """The matrices of one layer of attention."""
+        if self.kv_latent:
+            return self._latent_linears()
         query, output = shape.query_width, Linears("attention output", self.hidden, shape.query_width, 1)
         if self.traits.fused:
             return Linears("qkv", query + 2 * shape.kv_width, self.hidden, 1), output
@@ -63,6 +65,18 @@ class Architecture(Shape):
         )
         gate = (Linears("attention gate", query, self.hidden, 1),) if self.traits.attention_gate else ()
         return (*inputs, *gate, output)
+
+    def _latent_linears(self) -> tuple[Linears, ...]:
+        """The matrices of one layer of latent attention, without the one from latents to heads."""
+        rows = self.query_columns
+        from_latent = (
+            Linears("q latent", self.query_latent, self.hidden, 1), Linears("q", rows, self.query_latent, 1),
+        )  # fmt: skip
+        return (
+            *(from_latent if self.query_latent else (Linears("q", rows, self.hidden, 1),)),
+            Linears("k and v latent", self.kv_latent + self.rotary, self.hidden, 1),
+            Linears("attention output", self.hidden, self.heads * self.value_dim, 1),
+        )
 
     def _convolutions(self) -> tuple[Linears, ...]:
         if not self.conv_kernel:
@@ -114,6 +128,8 @@ class Architecture(Shape):
     def columns_of(self, name: str, layer: int = 0) -> int | None:
         """Columns of the Linear of a layer whose name in a checkpoint ends in `name` ("down_proj"); None if unknown."""
         layer = min(layer, self.layers - 1)
+        if self.kv_latent and name in ("q_b_proj", "kv_b_proj", "o_proj"):
+            return {"q_b_proj": self.query_latent, "kv_b_proj": self.kv_latent}.get(name, self.heads * self.value_dim)
         if name == "o_proj":
             found = self.attentions[layer]
             return self.query_columns if found is None else found.query_width
@@ -189,12 +205,21 @@ class Architecture(Shape):
 
     def _attention_others(self, shape: AttentionShape) -> int:
         """Weights of a layer of attention that stay in 16 bit: norms, biases, sinks."""
+        if self.kv_latent:
+            return self._latent_others()
         found = self.qk_norm_weights(shape)
         if self.qkv_bias:
             found += (2 if self.traits.hybrid else 1) * shape.query_width
             found += (shape.keys + shape.values) * shape.kv_width
         found += self.hidden * shape.heads if self.traits.head_gates else 0
         return found + (self.hidden if self.output_bias else 0) + (self.heads if self.traits.sinks else 0)
+
+    def _latent_others(self) -> int:
+        """Weights of a layer of latent attention that stay in 16 bit: from latents to heads, norms, biases."""
+        found = self.heads * (self.head_dim - self.rotary + self.value_dim) * self.kv_latent
+        found += self.kv_latent + self.query_latent
+        found += self.query_latent + self.kv_latent + self.rotary if self.qkv_bias else 0
+        return found + (self.hidden if self.output_bias else 0)
 
     def _convolution_others(self) -> int:
         """Weights of a short convolution that stay in 16 bit: its own, and biases."""
@@ -220,5 +245,5 @@ class Architecture(Shape):
         return self.linear_parameters - (idle - idle * self.experts_active // self.experts if self.experts else 0)
 
     def kv_bytes_per_token(self, bits: KvBits = 16) -> int:
-        """Bytes of the keys and values of one position over all layers."""
-        return sum(each.slot_bytes(bits) for each in keys_and_values(self.layer_caches))
+        """Bytes of the keys and values, or latents, of one position over all layers."""
+        return sum(each.slot_bytes(bits) for each in per_position(self.layer_caches))

@@ -9,7 +9,7 @@ from localq.files import parallel_blocks, short_convolutions
 from localq.files.attention_shapes import global_heads, heads_by_window, sources
 from localq.files.context_length import longest_context
 from localq.files.layer_parts import ATTENTION, EXPERTS, MAMBA, MLP, layer_parts
-from localq.files.layer_patterns import dense_layers, recurrent_layers, sparse_layers
+from localq.files.layer_patterns import dense_layers, recurrent_layers, routed_experts, sparse_layers
 from localq.files.mamba_layers import is_turning, mamba_columns, mamba_layers
 from localq.files.model_types import MODEL_TYPES, Traits, windows
 
@@ -74,6 +74,8 @@ def _own_fields(traits: Traits, text: dict[str, Any], windowed: tuple[bool, ...]
     """The fields that families have in ways of their own."""
     if traits.head_gates:
         return _head_gates(text, windowed)
+    if traits.latents:
+        return _latents(text)
     if traits.parallel:
         return _parallel(text)
     if traits.multipliers:
@@ -122,6 +124,28 @@ def _head_gates(text: dict[str, Any], windowed: tuple[bool, ...]) -> dict[str, A
         "expert_intermediate": text["moe_intermediate_size"] if sparse else 0,
         "shared_intermediate": text["shared_expert_intermediate_size"] if sparse else 0,
         "rotary": _rotary({"partial_rotary_factor": 0.5, **(own or {}), "head_dim": text["head_dim"]}),
+    }
+
+
+def _latents(text: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a GLM-4.7-Flash (`Traits.latents`)."""
+    heads, layers, rotary = text["num_attention_heads"], text["num_hidden_layers"], text["qk_rope_head_dim"]
+    sparse, width = sum(sparse_layers(text, layers)), text["moe_intermediate_size"]
+    return {
+        "kv_heads": heads,
+        "head_dim": text["qk_nope_head_dim"] + rotary,
+        "rotary": rotary,
+        "kv_latent": text["kv_lora_rank"],
+        "query_latent": text.get("q_lora_rank") or 0,
+        "value_dim": text["v_head_dim"],
+        "intermediate": text["intermediate_size"] if sparse < layers else 0,
+        "dense_layers": layers - sparse if sparse else 0,
+        "experts": routed_experts(text) if sparse else 0,
+        "experts_active": text["num_experts_per_tok"] if sparse else 0,
+        "expert_intermediate": width if sparse else 0,
+        "shared_intermediate": text["n_shared_experts"] * width if sparse else 0,
+        "selection_bias": sparse > 0,
+        "mlp_bias": False,
     }
 
 

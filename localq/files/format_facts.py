@@ -364,7 +364,7 @@ def _no_calibration(arch: Architecture) -> bool:
     """Return whether the model rules out calibration: a text cannot pass through one layer at a time."""
     beside = arch.experts and arch.traits.two_head_sizes
     other_parts = arch.traits.mamba or arch.traits.one_part or arch.traits.head_gates or arch.traits.parallel
-    return bool(arch.shared_layers or arch.input_width or beside or other_parts)
+    return bool(arch.shared_layers or arch.input_width or beside or other_parts or arch.kv_latent)
 
 
 def why_unsupported(arch: Architecture, format: str) -> str | None:
@@ -381,8 +381,8 @@ def why_unsupported(arch: Architecture, format: str) -> str | None:
 
 
 NO_CALIBRATION = (
-    "models with a shared KV cache, per-layer inputs, experts alongside an MLP, Mamba-2 layers, per-head gates "
-    "or parallel blocks cannot be quantized with calibration"
+    "models with a shared KV cache, per-layer inputs, experts alongside an MLP, Mamba-2 layers, per-head gates, "
+    "parallel blocks or latent attention cannot be quantized with calibration"
 )
 NO_SEARCH_OF_EXPERTS = "2-bit formats do not support the biases and interleaved gate/up rows of this model's experts"
 NO_WEIGHING_OF_EXPERTS = "calibration is not supported for MoE experts"

@@ -1,6 +1,7 @@
 """Caches of the layers of a model, by kind, and their bytes. Torch-free, for the planner and the engine alike.
 
     KeysAndValues    of every position, or, with a window, of those that the next tokens can see
+    Latents          of every position a vector, from which all heads make their keys and values
     SharedCache      nothing: the layer reads the keys and values of an earlier one
     EmptyCache       nothing: the layer looks at one token at a time
     RecurrentState   a fixed amount, which every token changes: no earlier state can be had back from it. Of drafted
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from localq import kv_bits
 from localq.kv_bits import KvBits
@@ -44,6 +46,25 @@ class KeysAndValues:
     def slot_bytes(self, bits: KvBits) -> int:
         """Bytes of one position."""
         return self.kv_heads * kv_bits.pair_bytes(self.head_dim, bits)
+
+
+@dataclass(frozen=True)
+class Latents:
+    """A vector per position, which all heads read: the latent, and behind it the part of their keys that turns.
+
+    columns   of both; they stay in the type of the model
+    """
+
+    columns: int
+    window: ClassVar[int] = 0
+
+    def slots(self, context: int, chunk: int | None) -> int:
+        """Positions that a text of `context` tokens needs in memory: all."""
+        return context
+
+    def slot_bytes(self, bits: KvBits) -> int:
+        """Bytes of one position; bits: 16 or 32."""
+        return kv_bits.plain_bytes(self.columns, bits)
 
 
 @dataclass(frozen=True)
@@ -83,12 +104,18 @@ class RecurrentState:
         return (rows - 1) * (itemsize * self.channels + 2 * 4 * self.heads)
 
 
-LayerCache = KeysAndValues | SharedCache | EmptyCache | RecurrentState
+PerPosition = KeysAndValues | Latents
+LayerCache = PerPosition | SharedCache | EmptyCache | RecurrentState
 
 
 def keys_and_values(caches: Iterable[LayerCache]) -> list[KeysAndValues]:
     """Return the caches that store keys and values, in order."""
     return [each for each in caches if isinstance(each, KeysAndValues)]
+
+
+def per_position(caches: Iterable[LayerCache]) -> list[PerPosition]:
+    """Those that store something of every position, or of those in a window, in order."""
+    return [each for each in caches if isinstance(each, PerPosition)]
 
 
 def read(caches: Sequence[LayerCache]) -> list[LayerCache]:
@@ -98,7 +125,7 @@ def read(caches: Sequence[LayerCache]) -> list[LayerCache]:
 
 def growing_bytes(caches: Iterable[LayerCache], bits: KvBits) -> int:
     """Bytes per token of the layers that grow with the context."""
-    return sum(each.slot_bytes(bits) for each in keys_and_values(caches) if not each.window)
+    return sum(each.slot_bytes(bits) for each in per_position(caches) if not each.window)
 
 
 def windowed_bytes(caches: Iterable[LayerCache], bits: KvBits) -> dict[int, int]:

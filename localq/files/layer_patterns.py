@@ -39,6 +39,12 @@ def sparse_layers(text: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(each == "sparse" for each in kinds)
 
 
+def routed_experts(text: Mapping[str, Any]) -> Any:
+    """Experts of a layer: `n_routed_experts`, or `num_local_experts`, another name for it, where a file states it."""
+    stated = text.get("num_local_experts")
+    return text.get("n_routed_experts") if stated is None else stated
+
+
 def every_second(text: dict[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(layer % 2 == 0 for layer in range(layers))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 INPUTS = (  # names of Linears that read the residual stream
-    "q_proj", "k_proj", "v_proj", "qkv_proj", "in_proj_qkv", "in_proj_z", "in_proj",
+    "q_proj", "q_a_proj", "kv_a_proj_with_mqa", "k_proj", "v_proj", "qkv_proj", "in_proj_qkv", "in_proj_z", "in_proj",
     "gate_proj", "up_proj", "input_linear", "gate_up_proj", "w1", "w3", "lm_head",
 )  # fmt: skip
 

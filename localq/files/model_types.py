@@ -45,6 +45,8 @@ class Traits:
     parallel            attention and the MLP read one norm, and what both give is added to the stream; the first
                         layers may be dense, with windows of their own
     head_gates          a number per head multiplies what the head gathers, and windowed layers may have other heads
+    latents             all heads make keys and values from one latent per token, and only some columns of a head turn;
+                        experts are beside a shared one, and the first layers may be dense
     no_kernel           what of a decode step no kernel computes, in a few words; "" if kernels compute all
     partial_rotary      only the first columns of a head turn, as `partial_rotary_factor` says
     soft_cap            attention scores are capped, which rules out fused attention
@@ -88,6 +90,7 @@ class Traits:
     ungated_mlp: bool = False
     parallel: bool = False
     head_gates: bool = False
+    latents: bool = False
     sigmoid_router: bool = False
     no_kernel: str = ""
     partial_rotary: bool = False
@@ -214,6 +217,17 @@ _COHERE2_MOE = Traits(
     expert_module="mlp",
     expert_parts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
 )  # fmt: skip
+_GLM4_MOE_LITE = Traits(
+    defaults={
+        "vocab_size": 154_880, "hidden_size": 2048, "intermediate_size": 10_240, "num_hidden_layers": 47,
+        "num_attention_heads": 20, "max_position_embeddings": 202_752, "kv_lora_rank": 512, "q_lora_rank": 768,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_routed_experts": 64,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "n_shared_experts": 1, "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 1.8,
+    },
+    latents=True, sigmoid_router=True, no_kernel="latent attention", experts=64, expert_module="mlp",
+    expert_parts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+)  # fmt: skip
 _UPPER = {"sliding_window": 4096, "max_window_layers": 28}
 # model_type -> its traits. A new one also needs a module in `localq.models`.
 MODEL_TYPES: dict[str, Traits] = {
@@ -238,11 +252,7 @@ MODEL_TYPES: dict[str, Traits] = {
     ),
     "qwen3_moe": Traits(
         defaults={"num_experts_per_tok": 8, "moe_intermediate_size": 768, "sliding_window": 4096},
-        qk_norm=True,
-        optional_window=True,
-        experts=128,
-        own_expert_width=True,
-        expert_module="mlp",
+        qk_norm=True, optional_window=True, experts=128, own_expert_width=True, expert_module="mlp",
         expert_parts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
     ),
     "qwen3_vl_text": Traits(
@@ -312,6 +322,7 @@ MODEL_TYPES: dict[str, Traits] = {
         qk_norm=True, wide_norms=True, post_norms=True, norms_in_f32=True, two_rotary_tables=True,
         windowed_layers=all_but_every_fourth,
     ),
+    "glm4_moe_lite": _GLM4_MOE_LITE,
     "granitemoehybrid": _GRANITE,
     "laguna": _LAGUNA,
     "nemotron_h": _NEMOTRON_H,
@@ -328,13 +339,8 @@ MODEL_TYPES: dict[str, Traits] = {
     ),
     "gpt_oss": Traits(
         defaults={"head_dim": 64, "sliding_window": 128, "attention_bias": True, "num_experts_per_tok": 4},
-        mlp_bias=True,
-        norms_in_f32=True,
-        windowed_layers=every_second,
-        experts=128,
-        interleaved_experts=True,
-        published_experts="mxfp4",
-        sinks=True,
+        mlp_bias=True, norms_in_f32=True, windowed_layers=every_second, experts=128, interleaved_experts=True,
+        published_experts="mxfp4", sinks=True,
     ),
 }  # fmt: skip
 

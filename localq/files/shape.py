@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from localq.files.attention_shapes import AttentionShape, sources
-from localq.files.layer_caches import EmptyCache, KeysAndValues, LayerCache, RecurrentState, SharedCache
+from localq.files.layer_caches import EmptyCache, KeysAndValues, Latents, LayerCache, RecurrentState, SharedCache
 from localq.files.layer_parts import ATTENTION, EXPERTS, MAMBA, MLP, spread
 from localq.files.layer_patterns import recurrent_layers, upper_layers
 from localq.files.model_types import MODEL_TYPES, Traits
@@ -34,6 +34,10 @@ class Shape:
     shared_intermediate  width of the MLP of an expert that every token goes through, beside the chosen ones; 0 = none
     rotary               columns of a head that turn; 0 = all
     window_heads         heads of windowed layers, where those have others; 0 = as of all
+    kv_latent            columns of the latent from which all heads make their keys, but for the columns that turn, and
+                         their values (`Traits.latents`); 0 = there is none
+    query_latent         columns of the latent from which all heads make their queries; 0 = there is none
+    value_dim            columns of a head's values, where keys and values are made from a latent
     global_kv_heads, global_head_dim   of layers without a window, where those have heads of their own; 0 = as of all
     keys_as_values       layers without a window make their values from the matrix of their keys
     shared_layers        the last layers, which read the keys and values of earlier ones and have none
@@ -80,6 +84,9 @@ class Shape:
     shared_intermediate: int = 0
     rotary: int = 0
     window_heads: int = 0
+    kv_latent: int = 0
+    query_latent: int = 0
+    value_dim: int = 0
     global_kv_heads: int = 0
     global_head_dim: int = 0
     keys_as_values: bool = False
@@ -131,6 +138,8 @@ class Shape:
         )
 
     def _attention(self, windowed: bool, is_shared: bool) -> AttentionShape:
+        if self.kv_latent:  # queries are brought to the latents: these are the keys and values of one head
+            return AttentionShape(self.heads, 1, self.kv_latent + self.rotary, keys=0, values=0)
         makes = 0 if is_shared else 1
         if windowed:
             heads = self.window_heads or self.heads
@@ -198,6 +207,8 @@ class Shape:
             state if each is None else KeysAndValues(each.kv_heads, each.head_dim, each.window)
             for each in self.attentions
         ]
+        if self.kv_latent:
+            found = [Latents(self.kv_latent + self.rotary)] * self.layers
         if self.traits.one_part:
             mixes = (MAMBA, ATTENTION)
             found = [

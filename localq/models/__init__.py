@@ -1,9 +1,10 @@
 """Architectures: one module per family, which exports `Config`, `Model` and `rename`; `architecture` finds it.
 
-`decoder.py` is the decoder that families vary; its parts are in `attention.py`, `gated_delta_net.py`, `mamba2.py`,
-`recurrent.py`, `layers.py`, `rope.py`, `experts.py` and `mixtures.py`, its facts in `config.py`; `unstacked_experts.py`
-serves the quantizer. Not here: checkpoints and formats (`engine/load`, `formats`), the torch-free traits of a model
-type (`files/model_types.py`). Called by the engine, `quantize` and `bench`. Open `llama.py`, then `decoder.py`.
+`decoder.py` is the decoder that families vary; its parts are in `attention.py`, `latent_attention.py`,
+`gated_delta_net.py`, `mamba2.py`, `recurrent.py`, `layers.py`, `rope.py`, `experts.py` and `mixtures.py`, its facts in
+`config.py`; `unstacked_experts.py` serves the quantizer. Not here: checkpoints and formats (`engine/load`, `formats`),
+the torch-free traits of a model type (`files/model_types.py`). Called by the engine, `quantize` and `bench`. Open
+`llama.py`, then `decoder.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from localq.models import (
     gemma2,
     gemma3,
     gemma4,
+    glm4_moe_lite,
     gpt_oss,
     granite,
     granitemoehybrid,
@@ -54,6 +56,7 @@ ARCHITECTURES: dict[str, ModuleType] = {
     "gemma4_text": gemma4,
     "gemma4_unified": gemma4,
     "gemma4_unified_text": gemma4,
+    "glm4_moe_lite": glm4_moe_lite,
     "gpt_oss": gpt_oss,
     "granite": granite,
     "lfm2": lfm2,

@@ -84,6 +84,10 @@ class Cache(Protocol):
         """
         ...
 
+    def update_latents(self, layer: int, latents: Tensor, positions: Tensor, live: int) -> Tensor:
+        """Store latents [T, columns] of the positions `positions` int64 [T]; returns all [1, live, columns]."""
+        ...
+
     def read(self, layer: int, live: int) -> tuple[Tensor, Tensor]:
         """Return what `update` returned for the layer whose keys and values this one shares, in the same pass."""
         ...
@@ -127,7 +131,7 @@ class Linear(nn.Linear):
 
 
 class PlainLinear(Linear):
-    """A Linear of few rows that is never quantized: routers, gates, rates; dequantized where a checkpoint did."""
+    """A Linear that is never quantized, and dequantized where a checkpoint did: routers, gates, rates, factors."""
 
 
 class RMSNorm(nn.Module):

@@ -16,7 +16,7 @@ from localq.drafts import ROWS
 from localq.files import format_facts, layer_caches
 from localq.files.architecture import Architecture
 from localq.files.attention_shapes import AttentionShape
-from localq.files.layer_caches import KeysAndValues, LayerCache
+from localq.files.layer_caches import LayerCache, PerPosition
 from localq.files.linears import Linears
 from localq.planner import gemma4_memory, recurrent_memory, slabs
 from localq.planner.placement import STORED, Placement
@@ -196,7 +196,7 @@ def windowed_bytes(arch: Architecture, placement: Placement, itemsize: int, chun
     return found
 
 
-def _kept_bytes(placement: Placement, itemsize: int, layers: Mapping[KeysAndValues, int]) -> dict[str, int]:
+def _kept_bytes(placement: Placement, itemsize: int, layers: Mapping[PerPosition, int]) -> dict[str, int]:
     """Component -> bytes per position in so many layers of each kind: keys and values, and masks of a pass.
 
     Masks: those that attention adds, one per kind of layer, and one of bools.
@@ -210,17 +210,19 @@ def _kept_bytes(placement: Placement, itemsize: int, layers: Mapping[KeysAndValu
     }
 
 
-def _copy_bytes(placement: Placement, itemsize: int, layers: Iterable[KeysAndValues]) -> int:
+def _copy_bytes(placement: Placement, itemsize: int, layers: Iterable[PerPosition]) -> int:
     """Bytes per position of the dequantized copy of one layer for prefill."""
-    return 0 if placement.kv_bits == 16 else 2 * itemsize * max((each.width for each in layers), default=0)
+    if placement.kv_bits == 16:
+        return 0
+    return 2 * itemsize * max((each.width for each in layer_caches.keys_and_values(layers)), default=0)
 
 
-def _attention(arch: Architecture) -> dict[KeysAndValues, int]:
-    """Each kind of layer with keys and values, and how many there are."""
-    return {kind: count for kind, count in arch.cache_kinds.items() if isinstance(kind, KeysAndValues)}
+def _attention(arch: Architecture) -> dict[PerPosition, int]:
+    """Each kind of layer with keys and values, or latents, and how many there are."""
+    return {kind: count for kind, count in arch.cache_kinds.items() if isinstance(kind, PerPosition)}
 
 
-def _slides(layer: KeysAndValues, chunk: int | None) -> bool:
+def _slides(layer: PerPosition, chunk: int | None) -> bool:
     return chunk is not None and layer.window > 0
 
 
@@ -294,6 +296,7 @@ def _chunk(arch: Architecture, itemsize: int) -> int:
     q, kv = (max(width, default=0) for width in _widths(arch))
     turning = 2 * arch.hidden + (q + 2 * kv) + 3 * (q + kv)  # x, its norm; q, k, v; temporaries of the rotation
     turning += q if arch.traits.attention_gate else 0
+    turning = _latent_columns(arch) if arch.kv_latent else turning
     turning -= 5 * kv if arch.traits.head_gates else 0  # there keys are made and turned after queries
     fused = arch.traits.fused or arch.traits.fused_mlp
     gated = 3 * arch.hidden + (3 if fused else 2) * _mlp_width(arch)  # the residual, x, its norm; gate and up
@@ -315,6 +318,15 @@ def _chunk(arch: Architecture, itemsize: int) -> int:
     if arch.traits.soft_cap:
         widest = max(widest, rows * (2 * arch.hidden + 2 * kv + 3 * q) + SCORES_BYTES * itemsize // 2)
     return max(*_with_inputs(arch, widest, itemsize)) + rows * _rotary(arch) + LOGITS_BYTES * arch.vocab
+
+
+def _latent_columns(arch: Architecture) -> int:
+    """Columns per token at the peak of latent attention: x and its norm; queries of latents, with q and what turns of
+    it, or with what they gather; or that with values of heads."""
+    cached, values = arch.kv_latent + arch.rotary, arch.heads * arch.value_dim
+    made = arch.query_columns + cached + 3 * (arch.heads + 1) * arch.rotary
+    around = (2 if arch.experts else 4) * arch.hidden  # with a gap, which those with experts have anyway
+    return around + max(arch.heads * cached + max(made, arch.heads * cached + cached, values), 2 * values)
 
 
 def _with_inputs(arch: Architecture, block: int, itemsize: int) -> tuple[int, int]:

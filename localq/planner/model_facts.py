@@ -225,6 +225,8 @@ def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
     if arch["shared_layers"]:
         heads += f"; the last {arch['shared_layers']} layers reuse the keys and values of earlier ones"
     window = f"; {arch['window_layers']} layers with a window of {arch['window']:,} tokens" if arch["window"] else ""
+    if arch["kv_latent"]:
+        heads = f"{arch['heads']} heads of {arch['head_dim']}, which share a latent of {arch['kv_latent']}"
     if arch["window_heads"]:
         heads += f"; {arch['window_heads']} heads in layers with a window"
     shared = " and a shared one" if arch["shared_intermediate"] else ""

@@ -154,6 +154,8 @@ class Wishes:
             stored = kv_bits.text(self.kv_bits)
             width = max(each.head_dim for each in arch.attention_shapes)
             why = f"the head dimension is {width}, so the KV cache cannot be stored as {stored}"
+            if arch.kv_latent:
+                why = f"this model caches latents, which cannot be stored as {stored}"
             raise usage_error("--kv", why, "Use 16.")
         head = self._first_head(PlacedShape.of(arch))
         columns = HEAD_COLUMNS[head]
@@ -205,5 +207,6 @@ def draft_placement(arch: Architecture, kv_bits: KvBits) -> Placement:
 
 
 def kv_storable(arch: Architecture) -> bool:
-    """Return whether 8-bit and 4-bit KV caches support heads of this width."""
-    return all(each.head_dim % 8 == 0 and each.head_dim <= MOST_CODED_COLUMNS for each in arch.attention_shapes)
+    """Return whether 8-bit and 4-bit KV caches support heads of this width; they do not support latents."""
+    fits = all(each.head_dim % 8 == 0 and each.head_dim <= MOST_CODED_COLUMNS for each in arch.attention_shapes)
+    return fits and not arch.kv_latent

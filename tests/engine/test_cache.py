@@ -9,7 +9,7 @@ from localq import kv_bits
 from localq.engine import kv_codec
 from localq.engine.cache import KVCache
 from localq.errors import LocalqError
-from localq.files.layer_caches import KeysAndValues, RecurrentState, SharedCache
+from localq.files.layer_caches import KeysAndValues, Latents, RecurrentState, SharedCache
 from localq.kv_bits import K8V4, KV_BITS
 
 LAYOUT = [KeysAndValues(3, 5), KeysAndValues(2, 7)]
@@ -167,6 +167,31 @@ def test_a_state_is_changed_in_place_and_cleared():
     assert cache.state(2).columns.eq(2).all()
     cache.clear(first=5)
     assert not any(part.any() for layer in (2, 4) for part in cache.state(layer))
+
+
+def test_latents_have_one_vector_per_position():
+    layout = [Latents(7), STATE, Latents(7)]
+    cache = KVCache(layout, 13, torch.bfloat16, "cpu")
+    assert cache.bytes() == KVCache.bytes_for(layout, 13, torch.bfloat16) == 2 * 13 * 7 * 2 + STATE.bytes(2)
+    stored = torch.randn(5, 7).bfloat16()
+    cache.update_latents(2, stored[:3], torch.arange(3), 3)
+    found = cache.update_latents(2, stored[3:], torch.tensor([3, 4]), 6)
+    assert torch.equal(found[0], torch.cat((stored, stored.new_zeros(1, 7))))
+    assert found.data_ptr() == cache.latents[2].data_ptr()
+    assert not cache.latents[0].any(), "another layer was written"
+    parts = cache.parts(5)
+    assert [(tuple(part.shape), part.dtype) for part in parts] == cache.part_shapes(5)
+    assert torch.equal(parts[-1][0], stored)
+    assert not any(part.data_ptr() == found.data_ptr() for part in cache.passing_parts(5))
+    cache.clear(first=2)
+    assert torch.equal(cache.latents[2][0, :2], stored[:2])
+    assert not cache.latents[2][0, 2:].any()
+
+
+@pytest.mark.parametrize("bits", [8, "k8v4", 4])
+def test_latents_stay_in_16_bit(bits):
+    with pytest.raises(LocalqError, match="a cache of latents is supported only in 16 bits"):
+        KVCache([Latents(64)], 11, torch.float32, "cpu", bits)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])

@@ -26,12 +26,13 @@ FIELDS = {
         "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 320,
     },
 }  # fmt: skip
-KINDS = ("qwen3_5_text", "nemotron_h", "gemma3_text", "gemma4_text", "lfm2", "llama")
+KINDS = ("qwen3_5_text", "nemotron_h", "gemma3_text", "gemma4_text", "lfm2", "llama", "glm4_moe_lite")
+CUT = ("llama", "glm4_moe_lite")  # which keep every position, and need no checkpoints
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, LoadedModel]:
-    """Two hybrids, one with windows, one whose last layers share the cache, and one that needs no checkpoints."""
+    """Two hybrids, one with windows, one whose last layers share the cache, and two that need no checkpoints."""
     found = {}
     for kind in KINDS:
         folder = make_checkpoint(
@@ -69,10 +70,10 @@ def test_a_reply_is_given_anew_from_before_its_prompt(models, kind):
     engine, prompt, marks = engine_of(models[kind]), prompt_of(170), (20, 160)
     first, _ = reply(engine, prompt, marks, 60)
     again = [*prompt[:165], *prompt_of(12, seed=1)]  # another way to begin the reply
-    kept = 165 if kind == "llama" else 160
+    kept = 165 if kind in CUT else 160
     assert reply(engine, again, marks) == (reply(engine_of(models[kind]), again)[0], kept)
     edited = [*prompt[:50], *prompt_of(60, seed=2)]  # another message behind the system prompt
-    kept = 50 if kind == "llama" else 20
+    kept = 50 if kind in CUT else 20
     assert reply(engine, edited, marks) == (reply(engine_of(models[kind]), edited)[0], kept)
     assert reply(engine, prompt, marks, 60)[0] == first
 
@@ -84,7 +85,7 @@ def test_the_end_of_a_reply_is_worth_coming_back_to(models, kind):
     second = [*prompt, *first, *prompt_of(60, seed=2)]
     reply(engine, second, (len(second) - 5,), 30)
     undone = [*prompt, *first, *prompt_of(40, seed=3)]  # the second message is another
-    kept = 60 + 9 - (kind != "llama")
+    kept = 60 + 9 - (kind not in CUT)
     assert reply(engine, undone) == (reply(engine_of(models[kind]), undone)[0], kept)
 
 

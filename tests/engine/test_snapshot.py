@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from localq.engine import cache_blocks, snapshot
+from localq.engine.cache import KVCache
 from localq.engine.generate import Engine
 from localq.engine.load.load import load
 from localq.errors import LocalqError
@@ -18,6 +19,7 @@ from localq.kv_bits import KV_BITS
 from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import ids_of, prompt_of, steps_of
 from tests.support.engine.snapshot_files import TOKENS, WEIGHTS, behind, refusal, restored, stored, with_cache
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 FORMS = [
     (torch.float32, 16), (torch.bfloat16, 16), (torch.float16, 16), (torch.float32, 8), (torch.float32, "k8v4"),
@@ -49,6 +51,24 @@ def test_every_form_comes_back_bit_for_bit_into_a_cache_of_any_capacity(
     assert path.stat().st_size == size
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(path.parent) == ["7.kv"]
+
+
+@pytest.mark.parametrize("capacity", [40, 300])
+def test_latents_come_back_and_the_text_goes_on(tmp_path, capacity, blocks):
+    folder = make_checkpoint(tmp_path / "made", "glm4_moe_lite", initializer_range=0.15)
+    options = LoadOptions(device="cpu", dtype="float32", ctx=512)
+    model, path = load(open_model(folder), options), tmp_path / "7.kv"
+    prompt = prompt_of(30)
+    engine = Engine(model)
+    ids = ids_of(engine, prompt, max_tokens=9)
+    engine.save_cache(path, WEIGHTS)
+    other = replace(model, cache=KVCache(model.cache.layout, capacity, model.dtype, "cpu"), ctx=capacity)
+    resumed = Engine(other)
+    assert resumed.restore_cache(path, WEIGHTS) == len(prompt) + 8
+    assert all(map(torch.equal, other.cache.parts(len(prompt) + 8), model.cache.parts(len(prompt) + 8)))
+    steps = steps_of(resumed, [*prompt, *ids], max_tokens=1)
+    assert steps[-1].stats.cached_tokens == len(prompt) + 8
+    assert [id for step in steps for id in step.ids] == ids_of(Engine(model), [*prompt, *ids], max_tokens=1)
 
 
 @pytest.mark.cuda

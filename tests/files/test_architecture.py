@@ -87,6 +87,21 @@ EXTRAS = {
         "num_shared_experts": 2,
         "attention_bias": True,
     },
+    "glm4_moe_lite": {
+        "num_key_value_heads": 6,
+        "head_dim": 8,  # another name of the next
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 14,
+        "v_head_dim": 18,
+        "kv_lora_rank": 26,
+        "q_lora_rank": 34,
+        "mlp_layer_types": [*["dense", "sparse"] * 3, "sparse"],
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 72,
+        "attention_bias": True,
+    },
     "laguna": {
         "sliding_window": 96,
         "layer_types": [*["full_attention", "sliding_attention"] * 3, "sliding_attention"],

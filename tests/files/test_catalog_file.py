@@ -27,6 +27,7 @@ smollm2-135m smollm2-360m smollm2-1.7b smollm3-3b
 UNSCORED = {
     "exaone",
     "gemma-4",
+    "glm",
     "granite",
     "lfm",
     "laguna",

@@ -115,6 +115,7 @@ def test_the_command_that_makes_it_puts_it_where_its_name_finds_it():
     [
         ("nemotron-3-nano", "Mamba-2 layers"), ("granite-4.0-h-tiny", "Mamba-2 layers and multipliers"),
         ("laguna-xs-2.1", "per-head gates"), ("gemma-4-31b", "attention with two head sizes"),
+        ("glm-4.7-flash", "latent attention"),
     ],
 )  # fmt: skip
 def test_families_without_kernels_come_last_and_say_why(name, what):

@@ -169,6 +169,33 @@ def test_parallel_blocks_fit_into_what_is_reserved(traced, fields, chunk):
         assert block.missed == 0
 
 
+LATENTS = {
+    "published": {},
+    "mixture": {"n_routed_experts": 127, "num_experts_per_tok": 6, "moe_intermediate_size": 512},
+    "plain_queries": {"q_lora_rank": None, "n_routed_experts": 127, "num_experts_per_tok": 6, "n_shared_experts": 3},
+    "dense": {"mlp_layer_types": ["dense"] * 3, "intermediate_size": 5120},
+    "many_heads": {"num_attention_heads": 48, "num_key_value_heads": 48, "kv_lora_rank": 256, "v_head_dim": 128,
+                   "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "mlp_layer_types": ["dense"] * 3},
+    "few_heads": {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 4096, "q_lora_rank": 1536,
+                  "mlp_layer_types": ["dense"] * 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", LATENTS.values(), ids=LATENTS)
+def test_latent_attention_fits_into_what_is_reserved(traced, fields):
+    stated = {"model_type": "glm4_moe_lite", "num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    arch = Architecture.from_config({**stated, **fields})
+    ways, reserved = [traced(arch, ROWS)], planned(arch, ROWS)
+    if arch.experts:
+        ways.append(traced(arch, ROWS, in_groups=True))
+    peak = max(held.peak for held in ways)
+    assert peak <= reserved <= 1.25 * peak + 8 * 2**20
+    for held in ways:
+        block = Block(reserved)
+        block.play(held.events)
+        assert block.missed == 0
+
+
 @pytest.mark.parametrize("name", ["granite-4.0-h-tiny", "granite-4.0-h-micro"])
 def test_a_layer_of_mamba_and_one_of_attention_fit_into_what_is_reserved(traced, name):
     arch = replace(catalog.find(name).arch, layers=4, recurrent_layers=3)

@@ -82,6 +82,7 @@ def test_the_beginning_of_text_comes_once_in_both_uses(tmp_path, name):
         ("nemotron-3", {"<|im_end|>"}),
         ("granite-4", {"<|end_of_text|>"}),
         ("laguna", {"</assistant>"}),
+        ("glm-4.7", {"<|user|>", "<|observation|>"}),
         ("muse-glimmer", {"<|eot|>"}),  # <|eom|> ends its thoughts
         ("published/gpt-oss-120b", {"<|return|>", "<|call|>"}),  # <|end|> ends its thoughts; the answer follows
     ],

@@ -242,6 +242,19 @@ def test_granite_has_a_system_turn_and_does_not_think():
         prompt("granite-4", ask, think="on")
 
 
+def test_glm_thinks_unless_it_is_asked_not_to():
+    question, asked = Message("user", "Q"), "[gMASK]<sop><|user|>Q<|assistant|>"
+    assert prompt("glm-4.7", question) == prompt("glm-4.7", question, think="on") == f"{asked}<think>"
+    assert prompt("glm-4.7", question, think="off") == f"{asked}</think>"
+    kind = prompt("glm-4.7", Message("system", "Be kind."), question)
+    assert kind == "[gMASK]<sop><|system|>Be kind.<|user|>Q<|assistant|><think>"
+    with pytest.raises(LocalqError, match="no thinking levels"):
+        prompt("glm-4.7", question, think="low")
+    said = Message("assistant", "<think>hm</think>yes")
+    earlier = prompt("glm-4.7", question, said, Message("user", "R"))
+    assert earlier == f"{asked}<think>hm</think>yes<|user|>R<|assistant|><think>"
+
+
 def test_laguna_thinks_only_where_it_is_asked_to():
     question, begin = Message("user", "Q"), "〈|EOS|〉<system>\n"
     direct, aloud = "Respond directly, without reasoning tags.", "Put your reasoning inside <think> </think> tags"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from localq.bench.models.plan import BenchTest
 from localq.engine.load.load import LoadedModel
 from localq.engine.load.stacks import idle_bytes
-from localq.files.layer_caches import KeysAndValues
+from localq.files.layer_caches import KeysAndValues, Latents
 
 
 def per_token(model: LoadedModel, length: float) -> int:
@@ -26,11 +26,13 @@ def weights(model: LoadedModel) -> int:
 
 
 def kv(model: LoadedModel, length: float) -> float:
-    """Return the bytes of keys and values, with scales, of `length` positions, and of states, read and written."""
+    """Return the bytes that a step reads of `length` positions, with scales, and of states, read and written."""
     total, cache = 0.0, model.cache
     for index, kept in enumerate(cache.layout):
         if isinstance(kept, KeysAndValues):
             total += cache.layer(index).bytes_per_slot() * (min(length, kept.window) if kept.window else length)
+        elif isinstance(kept, Latents):
+            total += kept.slot_bytes(8 * cache.dtype.itemsize) * length
     return total + 2 * sum(part.nbytes for state in cache.states.values() for part in state)
 
 

@@ -66,6 +66,8 @@ def config_of(arch: Architecture, dtype: str = "float16") -> dict[str, Any]:
         return config | _shared_mlp(arch)
     if arch.traits.parallel:
         return config | _parallel(arch)
+    if arch.traits.latents:
+        return config | _latents(arch)
     if arch.experts and not arch.traits.two_head_sizes:
         count = "num_experts" if arch.traits.own_expert_width else "num_local_experts"
         config |= {count: arch.experts, "num_experts_per_tok": arch.experts_active}
@@ -167,6 +169,23 @@ def _parallel(arch: Architecture) -> dict[str, Any]:
         "num_experts_per_tok": arch.experts_active or None,
         "num_shared_experts": arch.shared_intermediate // (arch.expert_intermediate or 1),
         "rms_norm_eps": None,
+    }
+
+
+def _latents(arch: Architecture) -> dict[str, Any]:
+    """The fields of a GLM-4.7-Flash."""
+    return {
+        "head_dim": None,
+        "qk_nope_head_dim": arch.head_dim - arch.rotary,
+        "qk_rope_head_dim": arch.rotary,
+        "v_head_dim": arch.value_dim,
+        "kv_lora_rank": arch.kv_latent,
+        "q_lora_rank": arch.query_latent or None,
+        "mlp_layer_types": ["dense" if layer < arch.plain_layers else "sparse" for layer in range(arch.layers)],
+        "n_routed_experts": arch.experts or None,
+        "num_experts_per_tok": arch.experts_active or None,
+        "moe_intermediate_size": arch.expert_intermediate or None,
+        "n_shared_experts": arch.shared_intermediate // arch.expert_intermediate if arch.experts else None,
     }
 
 

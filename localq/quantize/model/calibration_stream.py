@@ -41,6 +41,10 @@ class NoCache:
         """Return the keys and values of this pass."""
         return k.transpose(0, 1), v.transpose(0, 1)
 
+    def update_latents(self, layer: int, latents: Tensor, positions: Tensor, live: int) -> Tensor:
+        """Layers that cache latents are not quantized on a text."""
+        raise NotImplementedError
+
     def read(self, layer: int, live: int) -> tuple[Tensor, Tensor]:
         """Layers that share keys and values are not quantized on a text (`source.SourceModel`)."""
         raise NotImplementedError

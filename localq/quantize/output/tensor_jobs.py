@@ -22,7 +22,8 @@ from localq.formats.checkpoint import TensorInfo, info
 _BLOCK_LINEAR = re.compile(
     r"(?:(?:model|language_model)\.)*mtp\.fc\.weight"
     r"|(?:(?:model|language_model|text_model|mtp|backbone)\.)*layers\.\d+\.(?:\w+\.)*"
-    r"(?:q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3|input_linear|output_linear"
+    r"(?:q_proj|k_proj|v_proj|o_proj|q_a_proj|q_b_proj|kv_a_proj_with_mqa|qkv_proj"
+    r"|gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3|input_linear|output_linear"
     r"|linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)|(?:conv|mixer|mamba)\.(?:in_proj|out_proj)|self_attn\.out_proj)"
     r"\.weight"
 )

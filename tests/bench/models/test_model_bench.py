@@ -108,6 +108,12 @@ def test_a_hybrid_reads_and_writes_its_states(tmp_path):
     assert model_bytes.kv(model, 50) == states + 50 * 2 * 2 * 32 * 4
 
 
+def test_a_model_of_latents_reads_one_vector_per_position(tmp_path):
+    folder = make_checkpoint(tmp_path, "glm4_moe_lite")
+    model = load(open_model(folder), LoadOptions(device="cpu", dtype="float32", ctx=100))
+    assert model_bytes.kv(model, 50) == 50 * 3 * (80 + 8) * 4
+
+
 def test_bytes_of_nf4_are_codes_and_both_levels_of_scales_and_tables_once(tmp_path):
     hidden, vocab, length = 128, 320, 50
     folder = convert(TensorwiseRequest(open_model(make_checkpoint(tmp_path / "dense")), "nf4", tmp_path / "nf4"))

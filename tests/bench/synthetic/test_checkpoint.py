@@ -40,7 +40,8 @@ EXPERTS = ("nf4", "mxfp4", "vq2", "aqlm", "awq", "gptq", "squeezellm", "bcq")
 MIXTURES = {"gpt_oss": ("mxfp4", "nf4", "fp16"), "mixtral": ("nf4", "vq2", "aqlm", "fp16"),
             "qwen3_moe": (*EXPERTS, "fp16"), "qwen3_5_moe": ("nf4", "vq2", "fp16"),
             "lfm2_moe": ("nf4", "mxfp4", "vq2", "fp16"),
-            **dict.fromkeys(("granitemoehybrid", "laguna", "nemotron_h"), ("nf4", "mxfp4", "fp16"))}  # fmt: skip
+            **dict.fromkeys(("granitemoehybrid", "laguna", "nemotron_h"), ("nf4", "mxfp4", "fp16")),
+            "glm4_moe_lite": ("nf4", "mxfp4", "fp16")}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,10 @@ def tiny(model_type: str, format: str = "fp16") -> ModelFiles:
         )  # fmt: skip
     if arch.traits.head_gates:
         small = replace(small, window_layers=2, window_heads=6, rotary=16, shared_intermediate=64)
+    if arch.traits.latents:
+        small = replace(
+            small, kv_heads=4, kv_latent=80, query_latent=64, rotary=8, value_dim=48, shared_intermediate=192
+        )
     config = synthetic_checkpoint.in_format(synthetic_checkpoint.config_of(small), format)
     return ModelFiles(path=Path(), kind="safetensors", config=config, name="tiny")
 
@@ -103,6 +108,7 @@ def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
         assert layer.k[:, : last + 1].isfinite().all()
         assert layer.v[:, : last + 1].isfinite().all()
         assert layer.k[:, last].count_nonzero()
+    assert all(each[:, :302].isfinite().all() and each[:, 301].any() for each in model.cache.latents.values())
     held = synthetic_checkpoint.checkpoint(files, format, CPU, seed=1).tensors
     dense = [name for name in held if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
     assert not dense or format == "fp16", "what is said to be quantized is"

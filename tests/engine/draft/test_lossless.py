@@ -60,6 +60,24 @@ def test_windows_slide_beneath_drafts_and_masks(windowed, masked):
     assert ways[0] == ways[1]
 
 
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory) -> tuple[LoadedModel, LoadedModel]:
+    """A model that caches latents, twice."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("glm"), "glm4_moe_lite", initializer_range=0.15)
+    options = LoadOptions(device="cpu", dtype="float32", draft_tokens=7)
+    return load(open_model(folder), options), load(open_model(folder), options)
+
+
+@pytest.mark.parametrize("source", ["oracle", "lookup"])
+def test_drafts_over_latents_do_not_change_replies(latents, source):
+    plain, drafting = Engine(latents[0]), Engine(latents[1], draft_tokens=7)
+    drafted = accepted = 0
+    for number in range(2 * len(SAMPLINGS)):
+        found = compare(plain, drafting, case_of(number), source)
+        drafted, accepted = drafted + found["drafted"], accepted + found["accepted"]
+    assert drafted > accepted > 50
+
+
 def test_a_full_context_and_the_length_of_a_reply_end_drafts(loaded, other):
     for length in (loaded.ctx - 5, loaded.ctx - 1, loaded.ctx):
         prompt = prompt_of(length)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from localq.engine.load.load import load
 from localq.files.architecture import Architecture
 from localq.files.extra_tensors import MORE_TOKENS
-from localq.files.layer_caches import EmptyCache, KeysAndValues, RecurrentState
+from localq.files.layer_caches import EmptyCache, KeysAndValues, Latents, RecurrentState
 from localq.files.model_folder import open_model
 from localq.formats import mxfp4, nf4
 from localq.formats.open_checkpoint import open_checkpoint
@@ -28,6 +28,7 @@ IDS = prompt_of(80, seed=3)
 KEPT = (
     "gate.weight",
     "g_proj.weight",
+    "kv_b_proj.weight",
     "router.layer.weight",
     "conv1d.weight",
     "norm.weight",
@@ -48,12 +49,16 @@ KINDS = {  # what each layer keeps, and a name of the files
         "model.layers.0.block_sparse_moe.input_linear.weight",
     ),
     "cohere2_moe": ([KeysAndValues] * 3, "model.layers.1.mlp.experts.4.gate_proj.weight"),
+    "glm4_moe_lite": ([Latents] * 3, "model.layers.1.mlp.shared_experts.gate_proj.weight"),
     "laguna": ([KeysAndValues] * 3, "model.layers.1.mlp.shared_expert.gate_proj.weight"),
 }
 GATES = {
     "nemotron_h": "layers.1.mixer.gate", "granitemoehybrid": "layers.1.block_sparse_moe.router.layer",
-    "laguna": "layers.1.mlp.gate", "cohere2_moe": "layers.1.mlp.gate",
+    "laguna": "layers.1.mlp.gate", "cohere2_moe": "layers.1.mlp.gate", "glm4_moe_lite": "layers.1.mlp.gate",
 }  # fmt: skip
+
+
+BEHIND = {"nemotron_h": "mtp.layers.0", "glm4_moe_lite": "model.layers.3"}  # the layer that predicts more tokens
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -99,7 +104,7 @@ def test_quantized_at_home(kind, folder, tmp_path, format):
         packed = module.is_quantized(made.tensors, name.removesuffix(".weight"))
         assert packed == (not name.endswith((*KEPT, "bias"))), name
         assert packed or made.read(name).equal(source.read(name))
-    assert bool(notes) == (kind not in ("cohere2_moe", "laguna"))
+    assert bool(notes) == (kind not in ("cohere2_moe", "glm4_moe_lite", "laguna"))
     if format == "nf4":
         assert all("convolutions (conv1d)" in told for told in notes)
         skipped = json.loads((out / "config.json").read_text())["quantization_config"]["llm_int8_skip_modules"]
@@ -121,10 +126,10 @@ def test_as_on_a_gpu_every_tensor_has_its_place(folder, tmp_path):
 def test_layers_that_predict_more_tokens_are_left_out(kind, folder, tmp_path):
     from safetensors.torch import save_file
 
-    if kind != "nemotron_h":
+    if kind not in BEHIND:
         pytest.skip("has none")
     tensors = {name: each.clone() for name, each in load_file(folder / "model.safetensors").items()}
-    tensors |= {f"mtp.layers.0.{part}.weight": torch.ones(4) for part in ("enorm", "eh_proj", "mixer.q_proj")}
+    tensors |= {f"{BEHIND[kind]}.{part}.weight": torch.ones(4) for part in ("enorm", "eh_proj", "mixer.q_proj")}
     config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config))

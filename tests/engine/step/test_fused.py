@@ -168,6 +168,7 @@ def test_attention_that_no_kernel_computes_is_left_to_the_modules(name):
         ("nemotron-h", "Mamba-2 layers"), ("nemotron-h-dense", "Mamba-2 layers"),
         ("granite-hybrid", "Mamba-2 layers and multipliers"), ("granite-turning", "Mamba-2 layers and multipliers"),
         ("laguna", "per-head gates"), ("cohere2-moe", "parallel blocks"),
+        ("glm4-lite", "latent attention"),
     ],
 )  # fmt: skip
 def test_families_without_kernels_name_what_is_missing(name, what):

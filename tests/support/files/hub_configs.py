@@ -27,6 +27,14 @@ HUB: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
         "vocab_size": 32000, "max_position_embeddings": 32768, "sliding_window": None, "tie_word_embeddings": False,
     },
+    "glm-4.7-flash": {  # as transformers' class has it
+        "model_type": "glm4_moe_lite", "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
+        "num_hidden_layers": 47, "num_attention_heads": 20, "num_key_value_heads": 20, "vocab_size": 154880,
+        "max_position_embeddings": 202752, "kv_lora_rank": 512, "q_lora_rank": 768, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 192, "v_head_dim": 256, "n_routed_experts": 64, "n_shared_experts": 1,
+        "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.8,
+        "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False,
+    },
     "exaone-4-32b": {
         "model_type": "exaone4", "hidden_size": 5120, "intermediate_size": 27392, "num_hidden_layers": 64,
         "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 102400,

@@ -116,6 +116,24 @@ _LAGUNA = {  # windowed layers have 8 heads, the others 6, of which half of the 
 }  # fmt: skip
 
 
+_GLM = {  # heads of 15 columns, of which the last 6 turn, values of 11; latents of 26 and, for queries, 34
+    **SHAPE, "num_key_value_heads": 6, "kv_lora_rank": 26, "q_lora_rank": 34, "qk_nope_head_dim": 9,
+    "qk_rope_head_dim": 6, "v_head_dim": 11, "n_routed_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 44, "rope_theta": 300.0,
+}  # fmt: skip
+_GLM_YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 20,
+             "beta_fast": 3.0, "mscale": 0.7, "mscale_all_dim": 1.6}  # fmt: skip
+
+
+def _glm(name: str, without: Callable[[DecoderConfig], dict[str, Any]], **config: Any) -> Case:
+    return Case(name, {"model_type": "glm4_moe_lite", **_GLM, **config}, without)
+
+
+def _latents(**changes: Any) -> Callable[[Any], dict[str, Any]]:
+    """What changes in the sizes and facts of latent attention."""
+    return lambda config: {"latents": replace(config.latents, **changes)}
+
+
 def _gemma4(name: str, wrapper: str, without: Callable[[DecoderConfig], dict[str, Any]], **config: Any) -> Case:
     """The wrapper `wrapper` around its text model."""
     text = {"model_type": f"{wrapper}_text", **_GEMMA4, **config}
@@ -272,6 +290,18 @@ CASES = (
         "model_type": "laguna", **_LAGUNA, "mlp_layer_types": ["dense", "dense", "sparse", "dense", "sparse"],
         "attention_bias": True, "tie_word_embeddings": True}, lambda c: {"attention_scale": 1.0}),
     Case("laguna-turns", {"model_type": "laguna", **_LAGUNA}, one_rope),
+    _glm("glm4-lite", _latents(neighbours=False)),
+    _glm("glm4-lite-eps", _latents(eps=0.3), rms_norm_eps=0.3),
+    _glm("glm4-lite-halves", _latents(neighbours=True), rope_interleave=False, q_lora_rank=None,
+         tie_word_embeddings=True),
+    _glm("glm4-lite-yarn", lambda c: {"attention_scale": 15**-0.5}, rope_parameters=_GLM_YARN, q_lora_rank=None),
+    _glm("glm4-lite-turns", plain_ropes, rope_parameters=_GLM_YARN),
+    _glm("glm4-lite-biases", lambda c: {"qkv_bias": False}, attention_bias=True,
+         mlp_layer_types=["sparse", "dense", "sparse", "dense", "sparse"]),
+    _glm("glm4-lite-groups", lambda c: {"active_groups": 3}, n_group=3, topk_group=2, n_shared_experts=2),
+    _glm("glm4-lite-factor", lambda c: {"expert_factor": 1.0}),
+    _glm("glm4-lite-weights", lambda c: {"normalized": True}, norm_topk_prob=False, num_experts_per_tok=3),
+    _glm("glm4-lite-dense", lambda c: {"output_bias": False}, mlp_layer_types=["dense"] * 5, attention_bias=True),
     Case("nemotron-h", {"model_type": "nemotron_h", **_NEMOTRON}, lambda c: {"expert_factor": 1.0}),
     Case("nemotron-h-groups", {
         "model_type": "nemotron_h", **{key: value for key, value in _NEMOTRON.items() if key != "layers_block_type"},
@@ -320,13 +350,13 @@ CASES = (
           head_dim=12),
 )  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
-UNFUSED = ("cohere2", "granitemoe", "laguna", "nemotron")
+UNFUSED = ("cohere2", "glm4_moe", "granitemoe", "laguna", "nemotron")
 FUSED = [  # with kernels for all that a decode step computes
     name for name, case in BY_NAME.items() if not case.config["model_type"].startswith(UNFUSED)
 ]
 TOGETHER = (
     "layers_block_type", "mamba_n_heads", "hybrid_override_pattern", "num_local_experts", "num_experts",
-    "num_kv_shared_layers", "hidden_size_per_layer_input",
+    "num_kv_shared_layers", "hidden_size_per_layer_input", "kv_lora_rank",
 )  # fmt: skip
 DENSE = {  # one MLP a layer, and nothing that layers share
     name: case

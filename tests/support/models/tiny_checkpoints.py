@@ -88,6 +88,11 @@ EXTRA: dict[str, dict[str, Any]] = {
         "sliding_window": 16, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 256, "num_experts": 5,
         "num_experts_per_tok": 3, "num_shared_experts": 2, "logit_scale": 0.5, "initializer_range": 0.1,
     },
+    "glm4_moe_lite": {
+        "head_dim": None, "num_key_value_heads": 4, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 48,
+        "kv_lora_rank": 80, "q_lora_rank": 64, "n_routed_experts": 5, "num_experts_per_tok": 3, "n_shared_experts": 2,
+        "moe_intermediate_size": 64, "initializer_range": 0.1,
+    },
     "laguna": {
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 16,
         "num_attention_heads_per_layer": [4, 6, 6], "num_experts": 5, "num_experts_per_tok": 3,

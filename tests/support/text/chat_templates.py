@@ -70,7 +70,7 @@ OF_MODELS = {  # the template of a model of the catalogue, by the beginning of i
     "ministral-3-14b-reasoning": "ministral-3-reasoning", "devstral": "ministral-3", "muse-glimmer": "muse-glimmer",
     "qwen2.5": "qwen2.5",
     "gemma-4": "gemma-4", "nemotron-3": "nemotron-3",
-    "granite-4": "granite-4", "laguna": "laguna",
+    "granite-4": "granite-4", "laguna": "laguna", "glm-4.7": "glm-4.7",
     "qwen2-": "qwen2.5", "qwq": "qwen2.5", "gemma-3": "gemma-3", "gemma-2": "gemma-2", "mistral-small": "mistral-small",
     "mistral-nemo": "mistral-nemo", "mistral-7b": "mistral-v0.3", "mistral-7b-v0.2": "mistral-v0.2",
     "mixtral": "mistral-v0.2", "phi-4": "phi-4", "phi-4-mini": "phi-4-mini", "phi-3.5": "phi-3.5", "phi-3-": "phi-3",
