@@ -12,7 +12,6 @@ from typing import Any
 
 from localq.errors import bad_file
 
-NO_KERNEL = "no attention kernel supports normalized values together with two head sizes"  # of a decode step
 AGAIN = "Download the model again."
 OVERRIDES = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
 MOST = 1024  # of heads, and of columns of a head

@@ -154,7 +154,7 @@ _GEMMA4 = Traits(
         "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
     },
     qk_norm=True, four_norms=True, two_head_sizes=True, two_rotary_tables=True,
-    windowed_layers=all_but_evenly_spaced, no_kernel="attention with two head sizes",
+    windowed_layers=all_but_evenly_spaced,
     expert_parts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
 )  # fmt: skip
 _GEMMA4_UNIFIED = replace(

@@ -19,7 +19,6 @@ from localq.kv_bits import KV_BITS, KvBits
 
 MOST_PER_GROUP = 16  # query heads of one kv head
 MOST_COLUMNS = 512  # of a head in 16 bit
-VERIFIED_COLUMNS = 256  # wider heads were emulated, but not run on a GPU: `footprint.GEMMA4_ON_GPU` switches them on
 
 Shape = tuple[int, int, int]  # heads, KV heads, columns of a head
 
@@ -109,7 +108,7 @@ def workspaces(shapes: Sequence[Shape], device: torch.device, rows: int) -> dict
     return {shape: AttentionWorkspace(*shape, device, rows, memory) for shape in shapes}
 
 
-def why_not(heads: int, kv_heads: int, head_dim: int, most: int = VERIFIED_COLUMNS) -> str:
+def why_not(heads: int, kv_heads: int, head_dim: int, most: int = kv_bits.MOST_CODED_COLUMNS) -> str:
     """Return why the kernels cannot serve heads of this shape, of up to `most` columns; empty if they can."""
     if head_dim % 8 or not 8 <= head_dim <= most:
         return f"no attention kernel supports head_dim {head_dim} (must be a multiple of 8, up to {most})"

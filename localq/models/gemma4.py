@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from localq.files import format_facts
-from localq.files.attention_shapes import NO_KERNEL, global_heads, sources
+from localq.files.attention_shapes import global_heads, sources
 from localq.files.layer_caches import LayerCache, SharedCache
 from localq.files.model_types import MODEL_TYPES, text_part, windows
 from localq.models import gemma3
@@ -154,7 +154,6 @@ class NormedAttention(Attention):
     source   the earlier layer whose keys and values it reads, or None
     """
 
-    no_kernel = NO_KERNEL
     is_gated = True  # a rotation of values could not be undone where they are made from keys
     v_proj: Linear | None  # type: ignore[assignment]
 

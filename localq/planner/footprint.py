@@ -32,7 +32,6 @@ LAUNCH_BYTES = 8192  # per kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill processes the prompt in chunks of this size
 CPU_CHUNK = 128  # the same on the CPU: 0.16 s for SmolLM2-135M on two cores, so that Cancel reacts; 256 is 10 % faster
 SLIDES_ON_GPU = True  # whether windows slide there: where not, their layers keep every position
-GEMMA4_ON_GPU = False  # whether decode steps of Gemma 4 are fused there: their launches have not run on one
 INPUT_ROWS = 128  # tokens whose inputs of layers are computed at a time (`models.gemma4`)
 SPARE_BYTES = 32 * MIB  # unused parts of the allocator's blocks of 20 and 2 MiB
 # Without fused attention (soft cap): scores of a block of queries, and copies, in 16 bit.
@@ -42,16 +41,6 @@ MOST_SPLITS, CLUSTER = 64, 8  # attention: splits of the slots of a KV head (csr
 # Bytes per entry of the vocabulary (seen, breakers, matches, index; the mask of one bit is separate), and fixed bytes.
 SAMPLER_BYTES, SAMPLER_FIXED = 14, 13_092
 LOGITS_BYTES = 6  # per entry of the vocabulary: one row in 16 bit and in f32
-
-
-def is_fused_gemma4(arch: Architecture) -> bool:
-    """Whether its decode steps on a GPU are those of a Gemma 4 by kernels."""
-    return GEMMA4_ON_GPU and arch.traits.two_head_sizes
-
-
-def no_kernel(arch: Architecture) -> str:
-    """What of a decode step no kernel computes, in a few words; empty if kernels compute all."""
-    return "" if is_fused_gemma4(arch) else arch.traits.no_kernel
 
 
 def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str, int]:
@@ -121,7 +110,7 @@ def fixed_bytes(
     """
     if weights is None:
         weights = placed_weights(arch, format, scheme)
-    unplaced = _unplaced_bytes(arch, format, scheme, itemsize, placement.rows, is_fused_gemma4(arch))
+    unplaced = _unplaced_bytes(arch, format, scheme, itemsize, placement.rows, arch.traits.two_head_sizes)
     users = [format_facts.of(format)] + [format_facts.of("nf4")] * (placement.head == "nf4")
     return {
         "weights": weights,
@@ -147,7 +136,7 @@ def _placed_tables(arch: Architecture, placement: Placement) -> int:
 def _unplaced_bytes(
     arch: Architecture, format: str, scheme: str, itemsize: int, rows: int, gemma4: bool
 ) -> dict[str, int]:
-    """Those of `fixed_bytes` that are the same in every placement. gemma4: `is_fused_gemma4`."""
+    """Return the part of `fixed_bytes` that is the same in every placement. gemma4: the step is that of a Gemma 4."""
     return {
         "kv_cache": sum(count * _recurrent_bytes(kind, itemsize, rows) for kind, count in arch.cache_kinds.items()),
         "tables": _fixed_tables(arch, format, scheme),

@@ -78,7 +78,7 @@ class Offer:
     @property
     def _no_kernel(self) -> str:
         """Block types, or parts of the model, that no kernel supports."""
-        if why := footprint.no_kernel(self.arch):
+        if why := self.arch.traits.no_kernel:
             return why
         return format_facts.without_kernels(self.scheme) if self.format == "gguf" else ""
 

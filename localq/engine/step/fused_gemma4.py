@@ -20,24 +20,20 @@ from localq.engine.step.fused_norms import norm_launch, operand_of
 from localq.engine.step.launch import Launch
 from localq.engine.step.operands import known, operand
 from localq.engine.step.rows import StepBuffers, products
-from localq.files.attention_shapes import NO_KERNEL
 from localq.kernels import attention, embed
-from localq.kv_bits import KvBits
+from localq.kv_bits import MOST_CODED_COLUMNS, KvBits
 from localq.models.gemma4 import Model, NormedAttention, ParallelExpertBlock, ScalarBlock
 from localq.models.layers import ACTIVATIONS
-from localq.planner import footprint
 
 
 def why_not(model: Model, bits: KvBits) -> str:
-    """Why a step cannot run what only this family has; empty when it can. bits: of the KV cache."""
-    if not footprint.GEMMA4_ON_GPU:
-        return NO_KERNEL
+    """Return why a step cannot run what only this family has; empty if it can. bits: of the KV cache."""
     for block in model.layers:
         if isinstance(block, ParallelExpertBlock) and (reason := _why_no_experts(block)):
             return reason
         part = block.self_attn
         assert isinstance(part, NormedAttention)
-        if bits != 16 and part.head_dim > attention.VERIFIED_COLUMNS:
+        if bits != 16 and part.head_dim > MOST_CODED_COLUMNS:
             return f"no attention kernel supports head_dim {part.head_dim} with a KV cache below 16 bits"
         if reason := attention.why_not(part.heads, part.kv_heads, part.head_dim, attention.MOST_COLUMNS):
             return reason

@@ -246,9 +246,10 @@ def _moved_bytes(rows: int, columns: int, variant: Variant) -> int:
 
 
 def _between(arch: Architecture, format: str, scheme: str) -> float:
-    """Time of a layer without products and attention: post-norms, rotations, further tables of AQLM."""
+    """Time of a layer without products and attention: other norms, rotations, further tables of AQLM."""
     norms_behind, own, known = arch.traits.norms_behind, format_facts.of(format), measurements.load()
     spent = 2 * known.norm_us * (norms_behind + arch.traits.wide_norms)
+    spent += known.norm_us * arch.traits.two_head_sizes  # of the values
     if own.rotates_inputs:  # for down; with post-norms for all but o, whose input is rotated with the values
         spent += known.rotation_us * (3 if norms_behind else 1)
     if own.own_codebooks and not own.gathered_bytes(1, 1, scheme):  # k, v and up

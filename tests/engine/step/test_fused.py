@@ -19,8 +19,6 @@ from localq.engine.step.operands import dense_operand, fusable, operand, product
 from localq.engine.step.rows import StepBuffers
 from localq.engine.step.state import StepState
 from localq.files.architecture import Architecture
-from localq.files.attention_shapes import NO_KERNEL
-from localq.files.layer_caches import KeysAndValues
 from localq.formats import mxfp4, nf4, vptq
 from localq.formats.codebooks import aqlm
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
@@ -153,13 +151,6 @@ def test_a_gate_costs_attention_no_launch_but_the_product_of_its_own_matrix(name
     assert len(places) == len(gated) > 0
     assert all([*before, "attention", "o"] == operations[index - 2 : index + 2] for index in places)
     assert all(part.is_gated for part in gated)
-
-
-@pytest.mark.parametrize("name", ["gemma4", "gemma4-small", "gemma4-experts"])
-def test_attention_that_no_kernel_computes_is_left_to_the_modules(name):
-    model = tiny_models.built(name, torch.bfloat16)
-    widths = {each.head_dim for each in model.cache_layout() if isinstance(each, KeysAndValues)}
-    assert fused.why_not(model) == NO_KERNEL or any(each % 8 for each in widths)
 
 
 @pytest.mark.parametrize(
