@@ -142,7 +142,7 @@ def row_of(
     ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
     fits, why_not = now.fits, now.reason
     if now.fits and ctx is not None and ctx > ctx_max:
-        fits, why_not = False, f"the model supports at most {arch.max_context} tokens of context"
+        fits, why_not = False, f"the model supports at most {arch.max_context:,} tokens of context"
         if ctx <= arch.max_context:
             why_not = planned(memory.budget, wishes=wishes).reason
     reason = _reason(offer, now) if fits else why_not

@@ -139,7 +139,7 @@ def assess(
     ctx = wishes.ctx
     if ctx is not None and not 0 < ctx <= arch.max_context:
         why = f"a context of {ctx} tokens is not supported"
-        raise usage_error(name or "context", why, f"The model supports 1 to {arch.max_context} tokens.")
+        raise usage_error(name or "context", why, f"The model supports 1 to {arch.max_context:,} tokens.")
     stored = format
     if not isinstance(budget_bytes, int):
         arch = replace(arch, stored_head=0)  # the CPU dequantizes the head too

@@ -49,7 +49,7 @@ class SlotClosed(LocalqError):
     """The server is being stopped: no job is accepted, and what runs is ended."""
 
     def __init__(self) -> None:
-        super().__init__("the server", "is shutting down", "Try again when it is running.")
+        super().__init__("server", "shutting down", "Try again once it is running again.")
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ class Slot:
             self._check_engine(error)
         except Exception as error:  # a bug must not end the thread; the others still get replies
             traceback.print_exc()
-            ticket.end(LocalqError("the server", f"failed ({type(error).__name__}); see its log", REPORT))
+            ticket.end(LocalqError("server", f"internal error ({type(error).__name__}); see the server log", REPORT))
         else:
             ticket.end()
 

@@ -232,7 +232,7 @@ def test_at_the_end_a_long_reply_is_ended_with_an_error_event(
     while part := stream.recv(65536):
         whole += part
     frames = [each for each in whole.split(b"\n") if each.startswith(b"data: {")]
-    assert b"is shutting down" in frames[-1]
+    assert b"server: shutting down" in frames[-1]
     json.loads(frames[-1].removeprefix(b"data: "))
     server.close()
     assert time.monotonic() - begun < 3

@@ -31,12 +31,12 @@ def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
     conversation = session.conversation
     if option == "-a":
         old = conversation.turns[conversation.final_reply("/edit -a", "edit")].message.content
-        text = rest.strip() or host.edit(old, "Add the new text, as in /edit -a TEXT.")
+        text = rest.strip() or host.edit(old, "Pass the new text directly: /edit -a TEXT.")
         conversation.edit_reply(text)
         return session.try_save() or "reply edited; /continue continues it, and /n lists the previous version"
     last = conversation.last_user()
     old = "" if last is None else conversation.turns[last].message.words
-    return session.edit(argument or (host.edit(old, "Add the new text, as in /edit TEXT.") if old else ""))
+    return session.edit(argument or (host.edit(old, "Pass the new text directly: /edit TEXT.") if old else ""))
 
 
 def undo(session: ChatSession, argument: str, host: Host) -> str:

@@ -115,7 +115,7 @@ def router(device: torch.device) -> None:
             share = torch.sigmoid(x.double() @ gate.double().T)[0]
             near(weights[4:].to(HALF), share, 1 + share)  # the logit is rounded, too
             if chosen[4] != 33:
-                raise Mismatch(f"the shared expert is number {int(chosen[4])}; expected 33")
+                raise Mismatch(f"the shared expert has index {int(chosen[4])}; expected 33")
 
 
 def _entries(device: torch.device) -> tuple[Tensor, grouped.Entries, Tensor]:

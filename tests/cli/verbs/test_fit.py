@@ -212,7 +212,7 @@ def test_memory_may_be_kept_free_and_a_format_asked_for(capsys):
 def test_a_context_may_be_asked_for(capsys):
     rows = {row["name"]: row for row in fit_json(capsys, "--vram", "18", "--ctx", "40k")["rows"]}
     assert rows["qwen3-32b"]["fits"] is False
-    assert "40960 tokens of context" in rows["qwen3-32b"]["reason"]
+    assert "40,960 tokens of context" in rows["qwen3-32b"]["reason"]
     assert rows["qwen3-14b"]["fits"] is True
     assert rows["gemma-2-9b"]["fits"] is False  # made for 8,192
 

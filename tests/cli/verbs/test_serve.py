@@ -113,7 +113,7 @@ def test_sigterm_gives_a_running_reply_time_and_a_second_ctrl_c_does_not(start) 
             while part := connection.recv(65536):
                 whole += part
     assert code == ExitCode.OK
-    assert b"is shutting down" in whole
+    assert b"server: shutting down" in whole
 
 
 def test_a_key_is_made_in_a_file_of_its_own_and_asked_for(start) -> None:
