@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -63,19 +64,22 @@ def operand_of(linear: PackedLinear) -> Operand:
 
 def check_product(kernel: Kernel, device: torch.device) -> None:
     """All numbers of rows in all types; of one row in 16 bit a residual, and a gated pair behind a norm."""
-    for case in kernel.quick:
-        for tiled in kernel.orders:
-            for dtype in kernel.dtypes:
-                pair = [linear_of(case, device, seed, tiled, dtype if kernel.typed else HALF) for seed in (1, 5)]
-                operands = share_tables([operand_of(linear) for linear, _ in pair])
+    for case, tiled in product(kernel.quick, kernel.orders):
+        held: dict[torch.dtype, tuple[list[Operand], Tensor, Tensor]] = {}  # tensors of most formats are of one type
+        for dtype in kernel.dtypes:
+            stored = dtype if kernel.typed else HALF
+            if stored not in held:
+                pair = [linear_of(case, device, seed, tiled, stored) for seed in (1, 5)]
                 weight, up = (multiplied(case, packed) for _, packed in pair)
-                wide = normal(max(kernel.rows), case.shape[1], seed=11).to(dtype)  # unlike every matrix's seed
-                for rows in kernel.rows:
-                    out = torch.full((rows, case.shape[0]), torch.nan, device=device)
-                    near_product(operands[0].launch(wide[:rows].to(device), operands[:1], out=out), wide[:rows], weight)
-                if dtype == HALF:
-                    near_residual(operands[0], wide[:1], weight, device)
-                    near_gated(partial(_gated, operands), wide, weight, up, device)
+                held[stored] = share_tables([operand_of(linear) for linear, _ in pair]), weight, up
+            operands, weight, up = held[stored]
+            wide = normal(max(kernel.rows), case.shape[1], seed=11).to(dtype)  # unlike every matrix's seed
+            for rows in kernel.rows:
+                out = torch.full((rows, case.shape[0]), torch.nan, device=device)
+                near_product(operands[0].launch(wide[:rows].to(device), operands[:1], out=out), wide[:rows], weight)
+            if dtype == HALF:
+                near_residual(operands[0], wide[:1], weight, device)
+                near_gated(partial(_gated, operands), wide, weight, up, device)
 
 
 def _gated(operands: list[Operand], norm: Norm, x: Tensor) -> Tensor:
