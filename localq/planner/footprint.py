@@ -31,7 +31,6 @@ CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere les
 LAUNCH_BYTES = 8192  # per kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill processes the prompt in chunks of this size
 CPU_CHUNK = 128  # the same on the CPU: 0.16 s for SmolLM2-135M on two cores, so that Cancel reacts; 256 is 10 % faster
-SLIDES_ON_GPU = True  # whether windows slide there: where not, their layers keep every position
 INPUT_ROWS = 128  # tokens whose inputs of layers are computed at a time (`models.gemma4`)
 SPARE_BYTES = 32 * MIB  # unused parts of the allocator's blocks of 20 and 2 MiB
 # Without fused attention (soft cap): scores of a block of queries, and copies, in 16 bit.
@@ -155,13 +154,8 @@ def _recurrent_bytes(kind: LayerCache, itemsize: int, rows: int) -> int:
 
 
 def prefill_chunk(on_gpu: bool) -> int:
-    """Tokens of a pass of a prompt."""
+    """Return the tokens of a pass over a prompt, which is the longest pass that a sliding window makes room for."""
     return PREFILL_CHUNK if on_gpu else CPU_CHUNK
-
-
-def window_chunk(on_gpu: bool) -> int | None:
-    """Tokens of the longest pass that a window makes room for; None where windows do not slide."""
-    return None if on_gpu and not SLIDES_ON_GPU else prefill_chunk(on_gpu)
 
 
 def per_token_bytes(

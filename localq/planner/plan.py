@@ -149,7 +149,7 @@ def assess(
         draft = None if wishes.draft is None else wishes.draft.on_cpu(itemsize)
         wishes = replace(wishes, embed="device", draft=draft)  # there both places are RAM
     open_wishes = wishes if ctx is None else replace(wishes, ctx=None)
-    chunk = footprint.window_chunk(isinstance(budget_bytes, int))
+    chunk = footprint.prefill_chunk(isinstance(budget_bytes, int))
     tried = costs.of_placements(arch, format, scheme, weights, open_wishes, itemsize, chunk)
     if isinstance(budget_bytes, int):
         cost, chosen = _choose(tried, budget_bytes - context_bytes, arch, ctx)
@@ -280,7 +280,7 @@ def _ways_out(made: Plan, arch: Architecture, budget: int | Ram, other: str | No
     larger = "a machine with more RAM" if on_cpu else "a GPU with more memory"
     smaller = f"use {other}, which fits{first}" if other else f"use {larger}"
     itemsize, available = (budget.itemsize, budget.bytes) if isinstance(budget, Ram) else (itemsize, budget)
-    chunk = footprint.window_chunk(not on_cpu)
+    chunk = footprint.prefill_chunk(not on_cpu)
     growth = costs.growth(arch, made.placement, made.draft, itemsize, chunk)
     largest = growth.context(available - made.ledger.total + growth.bytes(made.ctx))
     if MIN_CONTEXT <= largest < made.ctx:

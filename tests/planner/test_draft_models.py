@@ -153,7 +153,7 @@ def test_a_growth_ends_at_a_context_and_several_add_up():
     for context in (0, 5, 30, 61, 700):
         assert both.bytes(context) == growth.bytes(context) + Growth(2, ((60, 1), (9, 1))).bytes(context)
     arch = catalog.find("gemma-3-4b").arch
-    cost = costs.growth(arch, Placement(rows=8), None, 2, footprint.window_chunk(True))
+    cost = costs.growth(arch, Placement(rows=8), None, 2, footprint.prefill_chunk(True))
     assert cost.limited
 
 

@@ -250,7 +250,7 @@ def build(
     free_memory()  # temporaries of reading
     model.make_tables(plan.ctx, device)
     model.eval()
-    chunk = footprint.window_chunk(on_gpu)
+    chunk = footprint.prefill_chunk(on_gpu)
     cache = KVCache(model.cache_layout(), plan.ctx, dtype, device, plan.kv_bits, chunk, plan.rows)
     tables = model.table_bytes(plan.ctx, dtype) + codebook_linear.table_bytes(model)
     tables += expert_linears.table_bytes(model) + weights.padding_bytes(model) + workspace_bytes(model)

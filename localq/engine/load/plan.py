@@ -70,7 +70,7 @@ def checkpoint_bytes(plan: memory_plan.Plan, dtype: torch.dtype, options: LoadOp
     Raises LocalqError (exit 3) where the RAM is too small for a wish.
     """
     assert plan.arch is not None
-    chunk = footprint.window_chunk(on_gpu)
+    chunk = footprint.prefill_chunk(on_gpu)
     one = checkpoints.bytes_of_one(plan.arch, plan.kv_bits, dtype.itemsize, plan.ctx, chunk)
     if not one:
         return 0
