@@ -266,9 +266,9 @@ def _shortage(total: int, ctx: int, budget: Budget) -> str:
     """Return why a plan does not fit; empty if it does."""
     if isinstance(budget, Ram) and total > budget.bytes:
         needed, free = human_bytes(total), human_bytes(budget.bytes)
-        return f"needs {needed} of RAM in {budget.dtype} with {ctx} tokens of context, but only {free} is free"
+        return f"needs {needed} of RAM in {budget.dtype} with {ctx:,} tokens of context, but only {free} is free"
     if isinstance(budget, int) and total > budget:
-        return f"needs {_mib(total)} of VRAM with {ctx} tokens of context, but only {_mib(budget)} is available"
+        return f"needs {_mib(total)} of VRAM with {ctx:,} tokens of context, but only {_mib(budget)} is available"
     return ""
 
 

@@ -45,7 +45,10 @@ def _read(path: Path) -> Secret:
         mode = path.stat().st_mode
     if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
         raise usage_error(f"--key {path}", "other users can read or change this file", f"Run `chmod 600 {path}`.")
-    text = disk.read_regular(path, 4096).decode("utf-8", "replace").strip()
+    try:
+        text = disk.read_regular(path, 4096).decode("utf-8", "replace").strip()
+    except disk.NotRegularError as error:
+        raise usage_error(f"--key {path}", "not a regular file", "Use --key auto to create a key.") from error
     if not _KEY.fullmatch(text):
         why = "a key must be one line of 16 to 256 printable ASCII characters"
         raise usage_error(f"--key {path}", why, "Use --key auto to create one.")

@@ -124,6 +124,7 @@ WRONG = {
     ),
     "vq_adjoint": (adjoint_kernel, off(reference_kernels.vq_adjoint)),
     "delta_decode": (delta_net, off(reference_kernels.delta_decoded)),
+    "delta_verify": (delta_net, off(reference_kernels.delta_verified)),
     "delta_prefill": (delta_net, off(reference_kernels.delta_prefilled)),
     "embed": (embed, off(reference_kernels.embedded)),
     "rmsnorm": (rmsnorm, off(reference_kernels.normed)),

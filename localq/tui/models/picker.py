@@ -80,6 +80,7 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         self._rows: list[PickerRow] = []
         self._words = "Checking what fits on this machine"
         self._note = self._basis = ""
+        self._noted_at = ("", "")  # `_place` of the note
         self._job: Job[_Plans] | None = None
         self._removal: Job[int] | None = None
 
@@ -187,17 +188,26 @@ class PickerScreen(TerminalScreen, Screen["PickedModel | None"]):
         self.call_after_refresh(self._describe)
 
     def _tell(self, note: str) -> None:
-        self._note = note
+        self._note, self._noted_at = note, self._place()
         self._describe()
+
+    def _place(self) -> tuple[str, str]:
+        """The text of the filter, and the row under the cursor."""
+        return self._text, self.row.name if self.row is not None else ""
+
+    def _forget_note(self) -> None:
+        """Drop the note of another row or filter. Events of what happened before the note can arrive after it."""
+        if self._place() != self._noted_at:
+            self._note = ""
 
     @on(Input.Changed, "#filter")
     def _filtered(self) -> None:
-        self._note = ""
+        self._forget_note()
         self._draw()
 
     @on(ModelTable.Moved)
     def _moved(self) -> None:
-        self._note = ""
+        self._forget_note()
         self._describe()
 
     # ---- what the user does

@@ -79,7 +79,7 @@ def test_rows_say_what_the_planner_says(capsys):
         target = catalog.resolve(row["name"])
         source = target.source or target.entry.source(target.format)
         scheme = source.scheme if source else ""
-        asked = {"scheme": scheme, "wishes": placement.Wishes(draft_tokens=MOST)}
+        asked = {"scheme": scheme, "wishes": placement.Wishes(draft_tokens=MOST, mtp=True)}
         now = memory_plan.assess(target.entry.arch, row["format"], budget - 1000 * MIB, **asked)
         alone = memory_plan.assess(target.entry.arch, row["format"], budget, **asked)
         assert row["ctx_max_no_desktop"] >= row["ctx_max"]
@@ -98,7 +98,7 @@ def test_what_is_asked_of_memory_is_planned_or_refused_row_by_row(capsys):
     assert asked["qwen3-32b"]["ctx_max"] > 1.1 * plain["qwen3-32b"]["ctx_max"]
     narrow = [entry for entry in catalog.load_catalogue() if not placement.kv_storable(entry.arch)]
     for entry in narrow:
-        assert "KV cache cannot be stored as 4-bit" in asked[entry.name]["reason"]
+        assert "cannot be stored as 4-bit" in asked[entry.name]["reason"]
     (row,) = (
         each for each in fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8", "--head", "8", "--embed", "host")["rows"]
     )

@@ -144,6 +144,7 @@ def test_a_key_is_made_in_a_file_of_its_own_and_asked_for(start) -> None:
         (["--origin", "evil"], ExitCode.USAGE, "not a valid origin"),
         (["--keep-alive", "soon"], ExitCode.USAGE, "not a valid time"),
         (["--key", "/nonexistent"], ExitCode.DISK, "nonexistent"),
+        (["--key", "/"], ExitCode.USAGE, "not a regular file"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_loaded(

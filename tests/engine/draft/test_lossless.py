@@ -70,7 +70,7 @@ def latents(tmp_path_factory) -> tuple[LoadedModel, LoadedModel]:
 
 @pytest.mark.parametrize("source", ["oracle", "lookup"])
 def test_drafts_over_latents_do_not_change_replies(latents, source):
-    plain, drafting = Engine(latents[0]), Engine(latents[1], draft_tokens=7)
+    plain, drafting = PlainReplies(lambda: Engine(latents[0])), Engine(latents[1], draft_tokens=7)
     drafted = accepted = 0
     for number in range(2 * len(SAMPLINGS)):
         found = compare(plain, drafting, case_of(number), source)

@@ -371,6 +371,11 @@ def delta_verified(
     found = case.expected()
     first = delta_nets.StepCase(replace(token, inputs=inputs[:1], gates=gates[:1]), x[:1], norm, write, decay)
     _taken(delta_nets.DeltaCase(weights, inputs, gates, write, decay, columns, matrix), first.expected(), None)
+    normed = x.double() * (x.double().square().mean(1, keepdim=True) + norm.eps).rsqrt() * norm.weight.double()
+    beta = torch.sigmoid(normed @ write.double().T)
+    kept_decay = weights.rates.double() * F.softplus(normed @ decay.double().T + weights.offsets.double())
+    for part, given in zip(drafted, (inputs, kept_decay, beta), strict=True):
+        part[: len(x) - 1] = given[1:]
     return _taken(token, found, out)
 
 
