@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 Yes = Annotated[
     bool,
-    typer.Option(
-        "--yes", "-y", help="Download or quantize more than 1 GB without asking.", rich_help_panel=help_page.MODEL
-    ),
+    typer.Option("--yes", "-y", help="Download more than 1 GB without asking.", rich_help_panel=help_page.MODEL),
 ]
 
 

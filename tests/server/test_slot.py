@@ -155,7 +155,7 @@ def test_an_error_of_a_job_is_raised_where_it_is_read(lab: Lab) -> None:
 
     with pytest.raises(LocalqError, match="too long"):
         list(lab.slot.submit("one", A, refused))
-    with pytest.raises(LocalqError, match=r"failed \(KeyError\).*Report"):
+    with pytest.raises(LocalqError, match=r"internal error \(KeyError\).*Report"):
         list(lab.slot.submit("one", A, broken))
     assert reason(list(lab.slot.submit("one", A, lab.reply("y")))) == "length"
 

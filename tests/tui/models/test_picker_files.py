@@ -122,8 +122,10 @@ def test_what_this_user_may_not_read_is_one_line_among_the_others(server):
     async def script(pilot: Pilot[Any], host: Host) -> None:
         await until(pilot, lambda: host.picker._rows and host.picker._rows[0].verdict != "...")
         assert {REPO, "maker/private", "llama-3.1-8b"} <= set(rows(host))
-        await pilot.press(*"private", "down")
-        await until(pilot, lambda: "unreadable" in screen_text(host))
+        await pilot.press(*"private")
+        await until(pilot, lambda: set(rows(host)) == {"maker/private"})
+        await pilot.press("down")
+        await until(pilot, lambda: host.picker.row is not None and "unreadable" in screen_text(host))
         await pilot.press("d")
         await until(pilot, lambda: "Permission denied" in screen_text(host))
         assert host.screen is host.picker
