@@ -1,4 +1,4 @@
-"""Values of options: usual ones bypass pydantic, LOCALQ_<OPTION> replaces absent ones.
+"""Values of options: common ones bypass pydantic, LOCALQ_<OPTION> replaces absent ones.
 
 `--think-out` is also LOCALQ_THINK_OUT. Options that are settings are read from the environment by `settings.py`.
 
@@ -23,7 +23,7 @@ from localq.sampling import THINK_CHOICES
 # Largest numbers of options. A larger number is a mistake: no context, text or patience holds more.
 MOST_REPETITIONS, MOST_WINDOWS, MOST_TOKENS = 1_000, 100_000, 2**24
 LARGEST_SEED = 2**63 - 1  # of torch
-_NUMBERS = {  # as everybody writes them; typer knows more forms
+_NUMBERS = {  # in their usual spelling; typer accepts more
     int: re.compile(r"-?(0|[1-9][0-9]{0,14})"),
     float: re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"),
 }

@@ -165,10 +165,10 @@ def lines(report: Report) -> list[tuple[str, str]]:
     rows += [("source", _source(report, taken)), ("download", _download(taken).removesuffix(" to download"))]
     rows += [(line.what, f"{line.value} ({line.why}; {line.option})") for line in report.decisions]
     parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
-    if plan.draft is not None and not plan.draft.is_block:
-        rows += [("draft model", _draft(report, plan.draft))]
-    elif offer.arch.mtp and report.settings.takes_mtp:
+    if plan.draft is not None and plan.draft.is_block:
         rows += [("MTP block", "used for drafting; to turn it off, use --draft lookup")]
+    elif plan.draft is not None:
+        rows += [("draft model", _draft(report, plan.draft))]
     rows += [("uses", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
     if report.unsupported:
         rows += [("runs", f"no: {report.unsupported}")]

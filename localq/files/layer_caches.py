@@ -114,7 +114,7 @@ def keys_and_values(caches: Iterable[LayerCache]) -> list[KeysAndValues]:
 
 
 def per_position(caches: Iterable[LayerCache]) -> list[PerPosition]:
-    """Those that store something of every position, or of those in a window, in order."""
+    """Return the caches that store something for each position, or for those in a window, in order."""
     return [each for each in caches if isinstance(each, PerPosition)]
 
 

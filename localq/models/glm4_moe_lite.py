@@ -113,7 +113,7 @@ def _refuse(config: dict[str, Any], heads: int, rotary: int) -> dict[str, Any]:
 
 
 def _temperature(turns: dict[str, Any]) -> float:
-    """What multiplies queries and keys of scaled rotary embeddings: 0.1 m ln(factor) + 1 with m = `mscale_all_dim`."""
+    """Return the factor of queries and keys in scaled rotary embeddings: 0.1 m ln(factor) + 1, m = `mscale_all_dim`."""
     if turns["rope_type"] == "default" or not turns.get("mscale_all_dim"):
         return 1.0
     factor, scale = number(turns, "factor"), number(turns, "mscale_all_dim")

@@ -109,7 +109,7 @@ def fixed_bytes(
     """
     if weights is None:
         weights = placed_weights(arch, format, scheme)
-    unplaced = _unplaced_bytes(arch, format, scheme, itemsize, placement.rows, arch.traits.two_head_sizes)
+    unplaced = _unplaced_bytes(arch, format, scheme, itemsize, placement.rows)
     users = [format_facts.of(format)] + [format_facts.of("nf4")] * (placement.head == "nf4")
     return {
         "weights": weights,
@@ -132,19 +132,17 @@ def _placed_tables(arch: Architecture, placement: Placement) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _unplaced_bytes(
-    arch: Architecture, format: str, scheme: str, itemsize: int, rows: int, gemma4: bool
-) -> dict[str, int]:
-    """Return the part of `fixed_bytes` that is the same in every placement. gemma4: the step is that of a Gemma 4."""
+def _unplaced_bytes(arch: Architecture, format: str, scheme: str, itemsize: int, rows: int) -> dict[str, int]:
+    """Return the part of `fixed_bytes` that is the same in every placement."""
     return {
         "kv_cache": sum(count * _recurrent_bytes(kind, itemsize, rows) for kind, count in arch.cache_kinds.items()),
         "tables": _fixed_tables(arch, format, scheme),
         "scratch": _scratch(arch, format, itemsize),
-        "step_buffers": _step_buffers(arch, format, itemsize, rows, gemma4),
+        "step_buffers": _step_buffers(arch, format, itemsize, rows),
         "attention_workspace": _attention_workspace(arch, rows),
         "sampler": SAMPLER_BYTES * arch.vocab + ROWS[-1] * 4 * -(-arch.vocab // 32) + SAMPLER_FIXED,
         "cublas_workspace": CUBLAS_BYTES,
-        "graphs": _graph_launches(arch, format, rows, gemma4) * LAUNCH_BYTES,
+        "graphs": _graph_launches(arch, format, rows) * LAUNCH_BYTES,
     }
 
 
@@ -219,13 +217,14 @@ def _launches(arch: Architecture) -> int:
     return launches + 2 * arch.traits.norms_behind
 
 
-def _graph_launches(arch: Architecture, format: str, rows: int, gemma4: bool) -> int:
+def _graph_launches(arch: Architecture, format: str, rows: int) -> int:
     """Launches of all graphs: three of a step of one row, and one of each of several rows, up to `rows`; with
     recurrent layers also one of a step of one row that replays drafted tokens.
 
     Of several rows the norms, the write of keys and values and the rotations are launches of their own, and experts
     are computed row by row.
     """
+    gemma4 = arch.traits.two_head_sizes
     of_one = (_launches(arch) + gemma4_memory.layer_launches(arch) * gemma4) * arch.layers + 3
     more = 3 + (4 if format == "vq2" else 0) + gemma4
     several = [each for each in ROWS[1:] if each <= rows]
@@ -304,8 +303,8 @@ def _chunk(arch: Architecture, itemsize: int) -> int:
 
 
 def _latent_columns(arch: Architecture) -> int:
-    """Columns per token at the peak of latent attention: x and its norm; queries of latents, with q and what turns of
-    it, or with what they gather; or that with values of heads."""
+    """Columns per token at the peak of latent attention: x and its norm, and the largest of queries of latents with q
+    and its rotated part, these queries with the gathered latents, and the gathered latents with the heads' values."""
     cached, values = arch.kv_latent + arch.rotary, arch.heads * arch.value_dim
     made = arch.query_columns + cached + 3 * (arch.heads + 1) * arch.rotary
     around = (2 if arch.experts else 4) * arch.hidden  # with a gap, which those with experts have anyway
@@ -358,7 +357,7 @@ def _partials_of(shape: AttentionShape, rows: int) -> int:
     return 4 * places * (columns + columns // 16)
 
 
-def _step_buffers(arch: Architecture, format: str, itemsize: int, rows: int, gemma4: bool) -> int:
+def _step_buffers(arch: Architecture, format: str, itemsize: int, rows: int) -> int:
     """Bytes of the decode steps: two residual rows, q k v, attention, MLP, logits in f32, routing.
 
     Steps of several rows share buffers, with a row that is normed, and of vq2 rows of three widths that are rotated.
@@ -369,7 +368,7 @@ def _step_buffers(arch: Architecture, format: str, itemsize: int, rows: int, gem
     row += arch.traits.growing_queries
     if arch.traits.attention_gate or arch.traits.hybrid:  # its gate
         row += queries
-    if gemma4:
+    if gemma4 := arch.traits.two_head_sizes:
         row = gemma4_memory.row_elements(arch, rows, format == "vq2")
     elif rows > 1:
         row += arch.hidden + (arch.hidden + queries + _mlp_width(arch) if format == "vq2" else 0)

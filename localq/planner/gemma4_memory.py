@@ -28,12 +28,12 @@ def row_elements(arch: Architecture, rows: int, rotates: bool) -> int:
 
 
 def layer_launches(arch: Architecture) -> int:
-    """Most launches of a layer beside those of a family with four norms: the norm of values, the number that multiplies
-    the output, and what the layer adds."""
+    """Return the most launches of a layer in addition to those of a family with four norms: the norm of values, the
+    number that multiplies the output, and the layer's inputs."""
     beside = 6 if arch.experts else 0  # two of the router, two of the experts, and two norms
     return 2 + (5 if arch.input_width else 0) + beside
 
 
 def row_launches(arch: Architecture) -> int:
-    """Most launches of a layer for each further row: the norm of values, and of experts what the router has besides."""
+    """Return the most launches of a layer for each further row: the norm of values, and two of the router."""
     return 3 if arch.experts else 1

@@ -1,6 +1,6 @@
 """Cost of opening a model, beyond what is on this machine: download, disk and time. Torch-free.
 
-Most models are here: that is found out without the planner, whose import is a start-up cost.
+A model that is on this machine costs nothing, and that is decided without importing the planner (start-up time).
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _no_attention(model: Decoder) -> str:
 
 
 def _unreadable(linears: Iterable[nn.Module], dtype: torch.dtype) -> str:
-    """Why no kernel multiplies one of `linears`; empty where kernels multiply all."""
+    """Return why no kernel multiplies one of `linears`; empty if kernels multiply all."""
     for module in linears:
         if not _readable(operand(module), dtype):
             return f"no kernel supports linear layers{_format_of(module)} with {module.in_features} columns"

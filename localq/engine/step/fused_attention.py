@@ -52,7 +52,7 @@ class AttentionLaunches:
         self.scale: Tensor | None = None  # [rows, 1, 1], of the queries; None where it is 1
 
     def attended(self, part: Attention) -> Tensor:
-        """What the heads of `part` gather, T [rows, heads * head_dim]."""
+        """Return the attention output of the heads of `part`, T [rows, heads * head_dim]."""
         return leading(self._attended, part.heads * part.head_dim)
 
     def workspace_bytes(self) -> int:
@@ -60,7 +60,7 @@ class AttentionLaunches:
         return max(each.bytes() for each in self._workspaces.values())
 
     def begin(self) -> list[Launch]:
-        """What the layers of a step share: the number that multiplies its queries."""
+        """Return the launches that all layers share: the number that multiplies their queries."""
         scales, state, rows = self._model.query_scales, self._state, self.rows
         if scales is None or len(scales) <= self._model.config.query_period:
             return []

@@ -1,4 +1,4 @@
-"""The launches that Gemma 4 has beside those of other families in a decode step.
+"""Launches of a decode step that only Gemma 4 has.
 
     embed      behind the embedding: what every layer adds for the tokens of the step. Rows of the second table, and a
                projection of the embedding, normed, are added and scaled
@@ -48,8 +48,8 @@ def why_not(model: Model, bits: KvBits) -> str:
 
 def _why_no_experts(block: ParallelExpertBlock) -> str:
     router, weight = block.router, block.router.proj.weight
-    count = 3 * (router.active,)
-    return why_not_chosen(block.experts, weight.device, weight.dtype, *count)
+    active = router.active  # there is no shared expert
+    return why_not_chosen(block.experts, weight.device, weight.dtype, active, active, active)
 
 
 def more_products(model: Model) -> Iterator[nn.Module]:
@@ -87,7 +87,7 @@ class GemmaLaunches:
             self._gated = self._take("gated_inputs", model.input_width)
 
     def begin(self) -> list[Launch]:
-        """What every layer adds, T [rows, layers * width], for the embedding of the tokens in x."""
+        """Return the launches that make the inputs of all layers, T [rows, layers * width], from the embedding in x."""
         if not self._model.input_width:
             return []
         model, out, projected = self._model, self._inputs, self._projected
@@ -104,7 +104,7 @@ class GemmaLaunches:
         ]
 
     def output(self, block: ScalarBlock) -> list[Launch]:
-        """x = what `block` returns, from the stream in front of its MLP; branch is what that gives."""
+        """Return the launches behind the MLP: x becomes the output of `block`, from x and the MLP's result, branch."""
         x, scalar = self._x, block.layer_scalar.detach()
         beside = self._beside(block) if isinstance(block, ParallelExpertBlock) else []
         added = self._added(block) if self._model.input_width else []

@@ -220,7 +220,7 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
 
 
 def _are_pairs(merges: list[Any]) -> bool:
-    """Whether all are two texts with a space between them."""
+    """Return whether each merge is two pieces of text with a space between them."""
     return set(map(type, merges)) <= {str} and all(each.count(" ") == 1 for each in merges)
 
 
