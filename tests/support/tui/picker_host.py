@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from textual.app import App
 from textual.pilot import Pilot
+from textual.widgets import Static
 
 from localq import gpus
 from localq.planner import offers, ram
@@ -74,3 +75,8 @@ def picked(script: Script, size: tuple[int, int] = (120, 30), settings: Settings
 def rows(host: Host) -> list[str]:
     """The names in the list."""
     return [row.name for row in host.picker.query_one(ModelTable).rows_shown]
+
+
+def note(host: Host) -> str:
+    """What stands below or beside the list, without its line breaks."""
+    return " ".join(str(host.picker.query_one("#sentence", Static).render()).split())

@@ -21,7 +21,7 @@ from tests.support.files import cached_models, fake_hub
 from tests.support.files import uncatalogued_models as unlisted_models
 from tests.support.files.fake_hub import FakeHub
 from tests.support.files.hub_server import REPO
-from tests.support.tui.picker_host import MIB, SETTINGS, Host, few_models, picked, rows
+from tests.support.tui.picker_host import MIB, SETTINGS, Host, few_models, note, picked, rows
 from tests.support.tui.tui_layout import assert_sound
 from tests.support.tui.tui_pilot import screen_text, until
 
