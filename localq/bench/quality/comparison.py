@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from localq.bench import plot
+from localq.bench.quality import tasks
 from localq.bench.quality.evaluation import REFERENCE, EvaluationRequest, run
 from localq.engine.load.load import free_memory
 from localq.errors import LocalqError
@@ -64,7 +65,13 @@ def table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]
             (f"{test} tok/s", lambda each: f"{each['speed']['tok_per_s']:.1f}"),
             ("peak GiB", lambda each: f"{each['speed']['peak_bytes'] / 2**30:.2f}"),
         ]
+    if any(each["tasks"] for each in results):
+        columns += [(kind, partial(_score, kind)) for kind in tasks.KINDS]
     return [name for name, _ in columns], [[cell(each) for _, cell in columns] for each in results]
+
+
+def _score(kind: str, result: dict[str, Any]) -> str:
+    return f"{result['tasks'][kind]['correct']}/{result['tasks'][kind]['n']}"
 
 
 # ---- quality against size

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from localq.bench.conditions.conditions import conditions
-from localq.bench.quality import bits
+from localq.bench.quality import bits, tasks
 from localq.bench.quality.perplexity import Scores, score
 from localq.engine.load.load import LoadedModel, free_memory, is_out_of_memory, load, out_of_memory
 from localq.engine.scoring import Decode, Prefill
@@ -47,6 +47,7 @@ class EvaluationRequest:
     rival      must have the vocabulary of `files`, even with `against` None
     decode     single steps to compare with prefill passes, 0 = none
     speed      also time a reply; None = no
+    tasks      of each kind (`tasks.KINDS`) to score, 0 = none
     """
 
     files: ModelFiles
@@ -59,6 +60,7 @@ class EvaluationRequest:
     rival: ModelFiles | None = None
     decode: int = 0
     speed: SpeedTest | None = None
+    tasks: int = 0
 
 
 def run(request: EvaluationRequest, on_progress: OnProgress = lambda stage, done, total: None) -> dict[str, Any]:
@@ -74,6 +76,7 @@ def run(request: EvaluationRequest, on_progress: OnProgress = lambda stage, done
         on_progress("timing a reply", 0, 0)
         timed = request.speed.run(model)
         free_memory()
+    scored = _score_tasks(request, model, on_progress)
     reference, notes = _reference(request, model, on_progress)
     if model.device.type == "cuda":  # the budget is the model's: the evaluation comes on top
         torch.cuda.set_per_process_memory_fraction(1.0, model.device)
@@ -92,6 +95,7 @@ def run(request: EvaluationRequest, on_progress: OnProgress = lambda stage, done
         "bits_per_weight": size.bits_per_weight,
         "weights_bytes": size.weights_bytes,
         "speed": timed,
+        "tasks": scored,
         "window": request.window,
         "n_windows": len(gptq.ids),
         "n_windows_llamacpp": len(llamacpp.ids),
@@ -109,6 +113,14 @@ def run(request: EvaluationRequest, on_progress: OnProgress = lambda stage, done
         "notes": list(dict.fromkeys((*model.notes, *notes))),
         "conditions": facts,
     }
+
+
+def _score_tasks(request: EvaluationRequest, model: LoadedModel, on_progress: OnProgress) -> dict[str, Any] | None:
+    if not request.tasks:
+        return None
+    found = tasks.run(model, Tokenizer.load(request.files), tasks.load_tasks(request.tasks), on_progress)
+    free_memory()
+    return found
 
 
 def _judge(
@@ -161,6 +173,8 @@ def _windows(request: EvaluationRequest) -> tuple[Windows, Windows]:
         why = f"{request.decode} steps do not fit in a window of {request.window} tokens"
         raise usage_error("--decode", why, "Use fewer steps, or a larger --window.")
     tokenizer = Tokenizer.load(request.files)
+    if request.tasks:
+        tasks.check(tokenizer)
     if request.rival is not None:
         _check_vocabulary(request, request.rival, tokenizer)
     of = (tokenizer, text, request.window, request.most, request.text)
@@ -182,14 +196,17 @@ def _check_vocabulary(request: EvaluationRequest, rival: ModelFiles, ours: Token
 
 
 def _options(request: EvaluationRequest) -> LoadOptions:
-    """Return the options with the context length of a window and a timed reply, unless a longer one is set."""
-    needed = max(request.window, 0 if request.speed is None else request.speed.positions)
+    """Return the options with the context length of what is asked for, unless a longer one is set."""
+    needs = {f"window of {request.window} tokens": request.window}
+    if request.speed is not None:
+        needs[f"reply of {request.speed.generate} tokens"] = request.speed.positions
+    if request.tasks:
+        needs["task"] = min(tasks.CONTEXT, int(request.files.text_config.get("max_position_embeddings", tasks.CONTEXT)))
+    what = max(needs, key=needs.__getitem__)
+    needed = needs[what]
     if request.options.ctx is None:
         return replace(request.options, ctx=needed)
     if request.options.ctx < needed:
-        what = f"window of {needed} tokens"
-        if request.speed is not None and needed > request.window:
-            what = f"reply of {request.speed.generate} tokens"
         why = f"a context of {request.options.ctx} tokens is too short for a {what}"
         raise usage_error("--ctx", why, "Remove --ctx.")
     return request.options

@@ -29,6 +29,8 @@ _MODELS = "NAME, NAME@FORMAT, ORG/REPO, folder or .gguf file."
 _PLOT = "Plot perplexity vs. size as .png (- = terminal)."
 _AGAINST = "Compare with `reference` (dequantized) or MODEL."
 _DECODE = "Compare N single-token decode steps with prefill."
+_TASKS = "Score N tasks each of code, arithmetic and facts."
+MOST_TASKS = 40  # of each kind, in `data/tasks.toml`
 Models = Annotated[
     list[str],
     typer.Argument(metavar="MODEL", help=_MODELS, autocompletion=options.complete_names),
@@ -69,6 +71,18 @@ Decode = Annotated[
     ),
 ]
 Speed = Annotated[bool, typer.Option("--speed", help="Also time a 128-token reply.", rich_help_panel=help_page.TESTS)]
+Tasks = Annotated[
+    int,
+    typer.Option(
+        "--tasks",
+        min=0,
+        max=MOST_TASKS,
+        metavar="N",
+        help=_TASKS,
+        show_default=False,
+        rich_help_panel=help_page.TESTS,
+    ),
+]
 Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help=_PLOT, rich_help_panel=help_page.OUTPUT)]
 
 
@@ -80,6 +94,7 @@ def eval(
     against: Against = None,
     decode: Decode = 0,
     speed: Speed = False,
+    tasks: Tasks = 0,
     plot: Plot = None,
     ctx: options.Context = None,
     kv: options.KvBits = None,
@@ -116,7 +131,7 @@ def eval(
         from localq.bench.quality import comparison
         from localq.bench.quality.evaluation import EvaluationRequest
 
-        wanted = (raw, name, window, max_windows, against, rival, decode, speed_test() if speed else None)
+        wanted = (raw, name, window, max_windows, against, rival, decode, speed_test() if speed else None, tasks)
         requests = [
             EvaluationRequest(each, replace(loading, name=model), *wanted)
             for model, each in zip(models, files, strict=True)
@@ -213,6 +228,9 @@ def _print(result: dict[str, Any]) -> None:
         rate = f"{timed['test']}, {spread} over {timed['repetitions']} runs"
         rows.append(("tok/s", f"{timed['tok_per_s']:.1f}", rate))
         rows.append(("peak memory", f"{timed['peak_bytes'] / 2**30:.2f} GiB", "all allocations"))
+    if scored := result["tasks"]:
+        kinds = ", ".join(f"{kind} {scored[kind]['correct']}" for kind in scored if isinstance(scored[kind], dict))
+        rows.append(("tasks solved", f"{scored['correct']} of {scored['n']}", kinds))
     facts = result["conditions"]
     cache = kv_bits.text(result["kv_bits"])
     where = f"{facts['device']}, {result['dtype']}, KV cache {cache}, head {result['head']}"

@@ -60,6 +60,13 @@ def test_the_reference_of_several_is_the_first(plain, nf4):
     assert other["kl"] == 0
 
 
+def test_tasks_are_a_column_a_kind(plain, nf4):
+    results, _ = compared(plain, nf4, tasks=1)
+    headers, rows = comparison.table(results)
+    assert headers[-3:] == ["code", "arithmetic", "fact"]
+    assert [row[-3:] for row in rows] == [["0/1"] * 3] * 2
+
+
 def test_without_a_reference_there_is_no_column_of_it(plain, nf4):
     results, _ = compared(plain, nf4)
     headers, rows = comparison.table(results)

@@ -52,6 +52,16 @@ def test_people_get_a_table(model, capsys):
     assert "\x1b" not in shown
 
 
+def test_tasks_are_a_row_and_their_replies_are_in_the_json(model, capsys):
+    assert cli.execute(["eval", model, *SHORT, "--tasks", "1"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("tasks solved"))
+    assert row.split() == ["tasks", "solved", "0", "of", "3", "code", "0,", "arithmetic", "0,", "fact", "0"]
+    assert cli.execute(["eval", model, *SHORT, "--tasks", "1", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)["tasks"]
+    assert [each["kind"] for each in body["replies"]] == ["code", "arithmetic", "fact"]
+    assert cli.execute(["eval", model, *SHORT, "--tasks", "41"]) == 2
+
+
 def test_several_models_are_a_table_and_a_plot(model, capsys):
     assert cli.execute(["eval", model, model, *SHORT, "--against", "reference", "--plot", "-"]) == 0
     shown = capsys.readouterr()
