@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
 UNQUANTIZED = 16  # bits, as in `bench.quality.bits`
-_MODELS = "NAME, NAME@FORMAT, ORG/REPO, folder or .gguf file."
+_MODELS = "NAME, NAME@FORMAT, ORG/REPO, folder or .gguf file. Several models print a table; the first is the reference."
 _PLOT = "Plot perplexity vs. size as .png (- = terminal)."
 _AGAINST = "Compare with `reference` (dequantized) or MODEL."
 _DECODE = "Compare N single-token decode steps with prefill."
-_TASKS = "Score N tasks each of code, arithmetic and facts."
+_TASKS = "Score N tasks per kind: code, arithmetic, facts."
 MOST_TASKS = 40  # of each kind, in `data/tasks.toml`
 Models = Annotated[
     list[str],
@@ -111,10 +111,7 @@ def eval(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure perplexity and KL divergence from a reference.
-
-    With several models, prints a table; the first model is the reference.
-    """
+    """Measure perplexity and KL divergence from a reference."""
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
