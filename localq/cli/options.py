@@ -185,7 +185,9 @@ Seed = Annotated[
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="Stop before TEXT (repeatable).", rich_help_panel=help_page.SAMPLING),
+    typer.Option(
+        "--stop", metavar="TEXT", help="Stop generating before TEXT (repeatable).", rich_help_panel=help_page.SAMPLING
+    ),
 ]
 Context = Annotated[
     int | None,
@@ -231,7 +233,7 @@ Reserve = Annotated[
 Checkpoints = Annotated[
     str | None,
     typer.Option(
-        "--checkpoints", metavar="SIZE", help="RAM for undo checkpoints (hybrid models).",
+        "--checkpoints", metavar="SIZE", help="RAM for checkpoints that speed up /undo.",
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
@@ -246,14 +248,14 @@ ShowStats = Annotated[
     bool | None,
     typer.Option(
         "--stats/--no-stats", "--verbose", "-v",
-        help="Show statistics; `run` also shows load stages.",
+        help="Show statistics; `run` also shows loading steps.",
         show_default=False, rich_help_panel=help_page.OUTPUT,
     ),
 ]  # fmt: skip
 Markdown = Annotated[
     bool | None,
     typer.Option(
-        "--markdown/--no-markdown", help="Render Markdown in a terminal.", show_default=False,
+        "--markdown/--no-markdown", help="Render Markdown in the terminal.", show_default=False,
         rich_help_panel=help_page.OUTPUT,
     ),
 ]  # fmt: skip
@@ -277,7 +279,7 @@ DryBase = Annotated[
 DryAllowedLength = Annotated[
     int | None,
     typer.Option(
-        "--dry-allowed-length", help="Shortest repetition DRY penalizes (default 2).",
+        "--dry-allowed-length", help="Shortest repetition to penalize (default 2).",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip

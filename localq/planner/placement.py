@@ -151,11 +151,10 @@ class Wishes:
     def check(self, arch: Architecture) -> None:
         """Raises LocalqError (exit 2) for wishes that this shape does not support."""
         if self.kv_bits not in (None, 16) and not kv_storable(arch):
-            stored = kv_bits.text(self.kv_bits)
             width = max(each.head_dim for each in arch.attention_shapes)
-            why = f"the head dimension is {width}, so the KV cache cannot be stored as {stored}"
+            why = f"a KV cache below 16 bits is not supported for a head dimension of {width}"
             if arch.kv_latent:
-                why = f"this model caches latents, which cannot be stored as {stored}"
+                why = "this model has a latent KV cache, which supports only 16 bits"
             raise usage_error("--kv", why, "Use 16.")
         head = self._first_head(PlacedShape.of(arch))
         columns = HEAD_COLUMNS[head]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
 UNQUANTIZED = 16  # bits, as in `bench.quality.bits`
 _MODELS = "NAME, NAME@FORMAT, ORG/REPO, folder or .gguf file."
-_PLOT = "Plot perplexity vs. size as .png (- = terminal)."
-_AGAINST = "Compare with `reference` (dequantized) or MODEL."
+_PLOT = "Plot perplexity against size as .png (- = terminal)."
+_AGAINST = "Compare with MODEL or `reference` (dequantized)."
 _DECODE = "Compare N single-token decode steps with prefill."
 Models = Annotated[
     list[str],

@@ -48,7 +48,7 @@ class RangeError(Exception):
     """The hub sent other bytes of a file than the one requested."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the server sent a different byte range of {name} than the one requested")
+        super().__init__(f"the server sent the wrong byte range of {name}")
 
 
 class UnreadableError(Exception):

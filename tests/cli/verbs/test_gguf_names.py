@@ -105,7 +105,7 @@ def test_a_part_that_is_missing_makes_it_incomplete_and_pull_fetches_it(server, 
 def test_an_unknown_tag_lists_the_tags(server, capsys):
     for verb in (["pull"], ["fit", "--vram", "4"], ["run", "--dry-run"]):
         err = localq(capsys, *verb, f"{REPO}:Q5_K_M", code=4)[1]
-        assert "there is no Q5_K_M; available: Q2_K, Q4_K_M, Q8_0, UD-Q4_K_XL" in err
+        assert "no GGUF model matches Q5_K_M; available: Q2_K, Q4_K_M, Q8_0, UD-Q4_K_XL" in err
     assert "mmproj" not in err
     assert not hub_cache.repo_folder(REPO).exists()
 
