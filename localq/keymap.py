@@ -118,7 +118,7 @@ def parse(chosen: Mapping[str, object]) -> dict[str, str]:
     for name, keys in chosen.items():
         if name not in KEYS:
             near = difflib.get_close_matches(name[:80], KEYS, n=3) or list(KEYS)
-            raise usage_error(f"keys.{name[:80]}", "unknown action", f"Did you mean {', '.join(near)}?")
+            raise usage_error(f"keys.{name[:80]}", "unknown action", f"Did you mean {' or '.join(near)}?")
         if not isinstance(keys, str) or not all(_KEY.fullmatch(each.strip()) for each in keys.split(",")):
             raise usage_error(
                 f"keys.{name}", f"{keys!r:.80} is not a list of keys", 'Use keys such as "ctrl+x" or "f5,alt+h".'

@@ -207,10 +207,10 @@ DESCRIPTIONS: dict[str, str] = {
     "stats": "after each reply, print the token count, tok/s and time to first token to stderr",
     "markdown": "render replies as Markdown in a terminal (`localq run` and line mode)",
     "save": "save `localq chat` conversations for --continue and --resume",
-    "snapshots": "maximum disk space for saved KV caches, which let long conversations resume quickly, such as 4GiB; "
+    "snapshots": "maximum disk space (such as 4GiB) for saved KV caches, which let long conversations resume quickly; "
     "off = none",
-    "checkpoints": "RAM for checkpoints that speed up undoing a turn in models with recurrent layers or sliding "
-    "windows, such as 1GiB; off = none, auto = up to 8 checkpoints",
+    "checkpoints": "RAM (such as 1GiB) for checkpoints that speed up undoing a turn in models with recurrent layers "
+    "or sliding windows; off = none, auto = up to 8 checkpoints",
     "keep_alive": "how long to keep an idle model in memory, such as 10m; never = until `localq stop`. If set, `localq "
     "run` and `localq chat` load models in a background process that later runs reuse",
     "host": "address that `localq serve` listens on; addresses other than loopback also need --key",
@@ -358,7 +358,7 @@ def check_name(name: str) -> None:
     """Raise a usage error for an unknown setting, naming similar ones."""
     if name not in DESCRIPTIONS:
         near = similar(name, DESCRIPTIONS)
-        meant = f"Did you mean {', '.join(near)}?" if near else "To list all settings, run `localq config show`."
+        meant = f"Did you mean {' or '.join(near)}?" if near else "To list all settings, run `localq config show`."
         raise usage_error(name[:24], "unknown setting", meant)
 
 

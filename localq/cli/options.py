@@ -77,12 +77,14 @@ ModelOption = Annotated[
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format", metavar="FORMAT", help="Weight format: nf4, vq2, bf16, ...", rich_help_panel=help_page.MODEL
+        "--format", metavar="FORMAT", help="Weight format, such as nf4, vq2 or bf16.", rich_help_panel=help_page.MODEL
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", metavar="DEVICE", help="Device: auto, cpu or cuda.", rich_help_panel=help_page.MODEL),
+    typer.Option(
+        "--device", metavar="DEVICE", help="Device to use: auto, cpu or cuda.", rich_help_panel=help_page.MODEL
+    ),
 ]
 Force = Annotated[
     bool,
@@ -117,7 +119,11 @@ Prompt = Annotated[
 System = Annotated[
     str | None,
     typer.Option(
-        "--system", "-s", metavar="TEXT", help="System prompt, or @FILE.", rich_help_panel=help_page.CONVERSATION
+        "--system",
+        "-s",
+        metavar="TEXT",
+        help="System prompt, or @FILE to read it from FILE.",
+        rich_help_panel=help_page.CONVERSATION,
     ),
 ]
 Think = Annotated[
@@ -161,7 +167,9 @@ MaxTokens = Annotated[
 ]  # fmt: skip
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", "--temp", help="Temperature; 0 = greedy.", rich_help_panel=help_page.SAMPLING),
+    typer.Option(
+        "--temperature", "--temp", help="Sampling temperature; 0 = greedy.", rich_help_panel=help_page.SAMPLING
+    ),
 ]
 TopK = Annotated[
     int | None,
@@ -206,15 +214,15 @@ Vram = Annotated[
 KvBits = Annotated[
     str | None,
     typer.Option(
-        "--kv", "--cache-type", metavar="BITS", help="KV cache bits: auto, 16, 8, k8v4 or 4.",
+        "--kv", "--cache-type", metavar="BITS", help="KV cache precision: auto, 16, 8, k8v4 or 4.",
         autocompletion=_choices("kv"), rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
 Embed = Annotated[
     str | None,
     typer.Option(
-        "--embed", metavar="PLACE", help="Embedding location: auto, device or host.", autocompletion=_choices("embed"),
-        rich_help_panel=help_page.MEMORY,
+        "--embed", metavar="PLACE", help="Embedding table location: auto, device or host.",
+        autocompletion=_choices("embed"), rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
 Head = Annotated[

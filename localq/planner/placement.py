@@ -99,9 +99,9 @@ class Wishes:
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
             raise usage_error("--kv", f"{self.kv_bits} is not a supported KV cache precision", "Use 16, 8, k8v4 or 4.")
         if self.embed not in EMBEDS:
-            raise usage_error("--embed", f"'{self.embed}' is not supported", f"Use {', '.join(EMBEDS)}.")
+            raise usage_error("--embed", f"'{self.embed}' is not supported", f"Use one of {', '.join(EMBEDS)}.")
         if self.head not in HEADS:
-            raise usage_error("--head", f"'{self.head}' is not supported", f"Use {', '.join(HEADS)}.")
+            raise usage_error("--head", f"'{self.head}' is not supported", f"Use one of {', '.join(HEADS)}.")
 
     def placements(self, arch: Architecture) -> list[Placement]:
         """The placements to try: the best, then with one more step of `STEPS` at a time; the last needs least memory.

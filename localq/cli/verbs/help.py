@@ -142,7 +142,7 @@ def _overview() -> tuple[dict[str, Any], list[Table]]:
     body = {"verbs": verbs, "topics": {name: MEANINGS[name] for name in TOPICS}}
     return body, [
         [("verb", "description"), *verbs.items()],
-        [("topic", "what `localq help TOPIC` shows"), *MEANINGS.items()],
+        [("topic", "description"), *MEANINGS.items()],
     ]
 
 

@@ -145,7 +145,9 @@ def test_the_command_is_of_the_largest_that_fits_where_the_usual_one_does_not(se
     assert err.splitlines()[-1] == "Run `localq pull maker/big-GGUF:Q6_K`."
     err = localq(capsys, "pull", "maker/big-GGUF", "--vram", "500MiB", code=2)[1]
     assert err.count("too large: needs") == 3
-    assert err.splitlines()[-1].startswith("None of them fits here. To list the models that fit, run `localq fit")
+    assert err.splitlines()[-1].startswith(
+        "None of them fits on this machine. To list the models that fit, run `localq fit"
+    )
 
 
 def test_the_list_names_the_revision_that_was_asked_for(server, capsys):
