@@ -228,7 +228,7 @@ def refuse(wanted: Grammar, message: str, place: str = "") -> NoReturn:
     elif "Unimplemented keys" in message:
         next_step = _LENIENT
     elif message.startswith("recursion limit"):
-        why, next_step = "nested too deeply", f"Simplify {wanted.label}."
+        why, next_step = "too deeply nested", f"Simplify {wanted.label}."
     elif any(word in message for word in ("too big", "too large", "Too many", "too many", "max is")):
         next_step = f"Simplify {wanted.label}."
     raise usage_error(wanted.label, f"{place}{why}", next_step)
@@ -262,4 +262,4 @@ def _parse(wanted: Grammar) -> Any:
 
 
 def _nested_too_deeply(wanted: Grammar) -> LocalqError:
-    return usage_error(wanted.label, "nested too deeply", f"Simplify {wanted.label}.")
+    return usage_error(wanted.label, "too deeply nested", f"Simplify {wanted.label}.")

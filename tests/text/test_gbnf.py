@@ -51,7 +51,7 @@ def test_what_a_grammar_takes_and_what_it_does_not(text, good, bad):
 
 FAULTS = {
     'x ::= "a" {5,2}': "invalid repetition {5,2}",
-    "x ::= " + "(" * 300 + '"a"' + ")" * 300: "nested too deeply",
+    "x ::= " + "(" * 300 + '"a"' + ")" * 300: "too deeply nested",
     'x ::= "a" | nobody': "unknown rule `nobody`",
     'x ::= "a" [z-b]': "invalid range z-b",
     'x ::= "\\q"': "unknown escape",

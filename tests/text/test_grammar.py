@@ -57,7 +57,7 @@ WRONG = [
     ("lark", 'foo: "a"', "no start rule found"),
     ("lark", "start: foo", 'line 1, column 8: unknown name: "foo"'),
     ("lark", 'start: start "a"', "no reply can match it"),
-    ("lark", "start: " + "(" * 5000, "nested too deeply"),
+    ("lark", "start: " + "(" * 5000, "too deeply nested"),
     ("lark", "\n".join(["start: A0"] + [f"A{n}: A{n + 1} A{n + 1}" for n in range(40)] + ['A40: "x"']), "too big"),
     ("lark", 'start: "a"\n\x1b[31m: foo', "the grammar: line 2, column 1: lexer error"),
     ("gbnf", 'x ::= "a"', "the rule `root` is missing"),
