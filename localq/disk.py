@@ -27,7 +27,10 @@ def check_free(folder: Path, needed_bytes: int, what: str) -> None:
     """
     free = free_bytes(folder)
     if needed_bytes + min(needed_bytes, RESERVE_BYTES) > free:
-        why = f"not enough free disk space in {folder}: need {needed_bytes:,} bytes plus a reserve, have {free:,}"
+        why = (
+            f"not enough free disk space in {folder}: {needed_bytes:,} bytes plus a reserve are needed, but only "
+            f"{free:,} bytes are free"
+        )
         raise LocalqError(what, why, "Free some space with `localq prune` or `localq rm`.", ExitCode.DISK)
 
 

@@ -84,7 +84,7 @@ KEYS: dict[str, Key] = {
     "picker_delete": Key("d", PICKER, "delete from disk (asks first)", "delete"),
     "picker_details": Key("i", PICKER, "show details, as `localq show` does", "details"),
     "picker_sort": Key("s", PICKER, "change the sort order", "sort"),
-    "picker_every": Key("a", PICKER, "show every model and format, or one line per family", "all models"),
+    "picker_every": Key("a", PICKER, "show all formats, or one line per family", "all models"),
     "picker_filter": Key("slash", PICKER, "go to the filter", "filter"),
     "picker_list": Key("down", PICKER, "go from the filter to the list", "list"),
     "picker_leave": Key("escape", PICKER, "clear the filter; press again to go back", "back"),
@@ -93,7 +93,7 @@ KEYS: dict[str, Key] = {
     "question_other": Key("b", QUESTION, "use the built-in model instead of downloading one", "built-in"),
     "question_session": Key("s", QUESTION, "allow a tool for this session", "this session"),
     "question_never": Key("v", QUESTION, "never allow a tool in this session", "never"),
-    "question_stop": Key("ctrl+c", QUESTION, "stop the reply that wants to call a tool"),
+    "question_stop": Key("ctrl+c", QUESTION, "stop the reply instead of calling the tool"),
     "details_leave": Key("escape,q,i", DETAILS, "back", "back"),
     "opening_leave": Key("escape", OPENING, "stop loading; press again (or after an error) to go back", "stop"),
     "opening_again": Key("r", OPENING, "retry after an error", "retry"),
@@ -118,7 +118,7 @@ def parse(chosen: Mapping[str, object]) -> dict[str, str]:
     for name, keys in chosen.items():
         if name not in KEYS:
             near = difflib.get_close_matches(name[:80], KEYS, n=3) or list(KEYS)
-            raise usage_error(f"keys.{name[:80]}", "unknown action", f"Did you mean {', '.join(near)}?")
+            raise usage_error(f"keys.{name[:80]}", "unknown action", f"Did you mean {' or '.join(near)}?")
         if not isinstance(keys, str) or not all(_KEY.fullmatch(each.strip()) for each in keys.split(",")):
             raise usage_error(
                 f"keys.{name}", f"{keys!r:.80} is not a list of keys", 'Use keys such as "ctrl+x" or "f5,alt+h".'

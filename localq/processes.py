@@ -197,8 +197,10 @@ def _shortage(error: BaseException) -> LocalqError | None:
     if isinstance(error, FileNotFoundError) and error.filename is None:
         if "temporary directory" in text:
             step = "Set TMPDIR to a writable folder."
-            return LocalqError("temporary folder", "none is writable", step, ExitCode.DISK)
+            return LocalqError("temporary folder", "no writable folder was found", step, ExitCode.DISK)
         return usage_error(*_DELETED)
     if isinstance(error, RuntimeError) and "home directory" in text:
-        return LocalqError("home folder", "this user has none", "Set HOME to a writable folder.", ExitCode.DISK)
+        return LocalqError(
+            "home folder", "this user does not have one", "Set HOME to a writable folder.", ExitCode.DISK
+        )
     return None

@@ -198,18 +198,19 @@ DESCRIPTIONS: dict[str, str] = {
     "xtc_probability": "per-token XTC probability, such as 0.5; 0 or unset = off; requires a temperature above 0",
     "xtc_threshold": "XTC: of the tokens above this probability, keep only the least likely (default 0.1)",
     "seed": "random seed; unset = a new one for every reply",
-    "draft": "speculative decoding (does not change replies), where faster: lookup = draft tokens found in the "
-    "conversation or forced by the grammar; auto = also with the model's MTP block, if it has one; mtp = the same, but "
-    "an MTP block is required; NAME = lookup and this small model (same tokenizer required); off = no drafts",
+    "draft": "source of draft tokens for speculative decoding, which never changes replies and is used only where "
+    "faster: lookup = text found in the conversation or forced by the grammar; auto = lookup plus the model's MTP "
+    "block, if it has one; mtp = lookup plus the MTP block, which must exist; NAME = lookup plus this small model, "
+    "which must have the same tokenizer; off = no drafts",
     "draft_max": "maximum tokens per draft, 1 to 7",
     "offline": "never use the network",
     "stats": "after each reply, print the token count, tok/s and time to first token to stderr",
     "markdown": "render replies as Markdown in a terminal (`localq run` and line mode)",
     "save": "save `localq chat` conversations for --continue and --resume",
-    "snapshots": "maximum disk space for saved KV caches, such as 4GiB (which let long conversations resume quickly); "
+    "snapshots": "maximum disk space (such as 4GiB) for saved KV caches, which let long conversations resume quickly; "
     "off = none",
-    "checkpoints": "RAM for checkpoints, such as 1GiB (which speed up undoing a turn in models with recurrent layers "
-    "or sliding windows); off = none, auto = up to 8 checkpoints",
+    "checkpoints": "RAM (such as 1GiB) for checkpoints that speed up undoing a turn in models with recurrent layers "
+    "or sliding windows; off = none, auto = up to 8 checkpoints",
     "keep_alive": "how long to keep an idle model in memory, such as 10m; never = until `localq stop`. If set, `localq "
     "run` and `localq chat` load models in a background process that later runs reuse",
     "host": "address that `localq serve` listens on; addresses other than loopback also need --key",
@@ -357,7 +358,7 @@ def check_name(name: str) -> None:
     """Raise a usage error for an unknown setting, naming similar ones."""
     if name not in DESCRIPTIONS:
         near = similar(name, DESCRIPTIONS)
-        meant = f"Did you mean {', '.join(near)}?" if near else "To list all settings, run `localq config show`."
+        meant = f"Did you mean {' or '.join(near)}?" if near else "To list all settings, run `localq config show`."
         raise usage_error(name[:24], "unknown setting", meant)
 
 

@@ -73,9 +73,7 @@ def _compacting(session: ChatSession) -> Replies:
     conversation.add_summary(text, turns[count - 1])
     unsaved, after = session.try_save(record), _read_tokens(session)
     figures = f": {before} -> {after} tokens" if before is not None and after is not None else ""
-    done = (
-        f"the prompt now contains this summary instead of the oldest {count} messages{figures}. To undo this, use /undo"
-    )
+    done = f"in the prompt, this summary now replaces the oldest {count} messages{figures}. To undo this, use /undo"
     incomplete = f"the summary is incomplete: it reached its limit of {longest} tokens"
     yield Reply(end.text, "stop", end.stats, (*([incomplete] if cut else []), done, *([unsaved] if unsaved else [])))
 

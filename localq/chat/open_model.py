@@ -156,7 +156,9 @@ def _start_in_background(
         client.start()
         return
     client.share(engine)
-    watcher.say(f"the model stays in memory until idle for {settings.keep_alive}; to free it, run `localq stop`")
+    watcher.say(
+        f"the model stays in memory until it has been idle for {settings.keep_alive}; to unload it, run `localq stop`"
+    )
 
 
 def _fetch(draft: catalog.Target, settings: Settings, watcher: Watcher) -> Path:

@@ -53,7 +53,7 @@ def choose(settings: Settings, wanted: OpenOptions, *, named: bool, on_screen: b
     name = f"{found.name}@{found.format}" if found.format else found.name
     cost = open_cost.of(catalog.resolve(name), settings, found.why)
     if cost is not None:
-        cost = replace(cost, alternative=f"{settings.model}, the small built-in model (to use it, answer no)")
+        cost = replace(cost, alternative=f"{settings.model}, the small built-in model (answer no to use it)")
     if cost is None or agree.ask([cost]):
         return _opening(Opening(settings, replace(wanted, agreed=True)), found)
     note(f"using {settings.model}, the built-in model")

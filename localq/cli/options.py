@@ -77,12 +77,14 @@ ModelOption = Annotated[
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format", metavar="FORMAT", help="Weight format: nf4, vq2, bf16, ...", rich_help_panel=help_page.MODEL
+        "--format", metavar="FORMAT", help="Weight format, such as nf4, vq2 or bf16.", rich_help_panel=help_page.MODEL
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", metavar="DEVICE", help="Device: auto, cpu or cuda.", rich_help_panel=help_page.MODEL),
+    typer.Option(
+        "--device", metavar="DEVICE", help="Device to use: auto, cpu or cuda.", rich_help_panel=help_page.MODEL
+    ),
 ]
 Force = Annotated[
     bool,
@@ -117,7 +119,11 @@ Prompt = Annotated[
 System = Annotated[
     str | None,
     typer.Option(
-        "--system", "-s", metavar="TEXT", help="System prompt, or @FILE.", rich_help_panel=help_page.CONVERSATION
+        "--system",
+        "-s",
+        metavar="TEXT",
+        help="System prompt, or @FILE to read it from FILE.",
+        rich_help_panel=help_page.CONVERSATION,
     ),
 ]
 Think = Annotated[
@@ -161,7 +167,9 @@ MaxTokens = Annotated[
 ]  # fmt: skip
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", "--temp", help="Temperature; 0 = greedy.", rich_help_panel=help_page.SAMPLING),
+    typer.Option(
+        "--temperature", "--temp", help="Sampling temperature; 0 = greedy.", rich_help_panel=help_page.SAMPLING
+    ),
 ]
 TopK = Annotated[
     int | None,
@@ -185,7 +193,9 @@ Seed = Annotated[
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="Stop before TEXT (repeatable).", rich_help_panel=help_page.SAMPLING),
+    typer.Option(
+        "--stop", metavar="TEXT", help="Stop generating before TEXT (repeatable).", rich_help_panel=help_page.SAMPLING
+    ),
 ]
 Context = Annotated[
     int | None,
@@ -204,15 +214,15 @@ Vram = Annotated[
 KvBits = Annotated[
     str | None,
     typer.Option(
-        "--kv", "--cache-type", metavar="BITS", help="KV cache bits: auto, 16, 8, k8v4 or 4.",
+        "--kv", "--cache-type", metavar="BITS", help="KV cache precision: auto, 16, 8, k8v4 or 4.",
         autocompletion=_choices("kv"), rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
 Embed = Annotated[
     str | None,
     typer.Option(
-        "--embed", metavar="PLACE", help="Embedding location: auto, device or host.", autocompletion=_choices("embed"),
-        rich_help_panel=help_page.MEMORY,
+        "--embed", metavar="PLACE", help="Embedding table location: auto, device or host.",
+        autocompletion=_choices("embed"), rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
 Head = Annotated[
@@ -231,7 +241,7 @@ Reserve = Annotated[
 Checkpoints = Annotated[
     str | None,
     typer.Option(
-        "--checkpoints", metavar="SIZE", help="RAM for undo checkpoints (hybrid models).",
+        "--checkpoints", metavar="SIZE", help="RAM for checkpoints that speed up /undo.",
         rich_help_panel=help_page.MEMORY,
     ),
 ]  # fmt: skip
@@ -246,14 +256,14 @@ ShowStats = Annotated[
     bool | None,
     typer.Option(
         "--stats/--no-stats", "--verbose", "-v",
-        help="Show statistics; `run` also shows load stages.",
+        help="Show statistics; `run` also shows loading steps.",
         show_default=False, rich_help_panel=help_page.OUTPUT,
     ),
 ]  # fmt: skip
 Markdown = Annotated[
     bool | None,
     typer.Option(
-        "--markdown/--no-markdown", help="Render Markdown in a terminal.", show_default=False,
+        "--markdown/--no-markdown", help="Render Markdown in the terminal.", show_default=False,
         rich_help_panel=help_page.OUTPUT,
     ),
 ]  # fmt: skip
@@ -277,7 +287,7 @@ DryBase = Annotated[
 DryAllowedLength = Annotated[
     int | None,
     typer.Option(
-        "--dry-allowed-length", help="Shortest repetition DRY penalizes (default 2).",
+        "--dry-allowed-length", help="Shortest repetition to penalize (default 2).",
         rich_help_panel=help_page.ADVANCED,
     ),
 ]  # fmt: skip

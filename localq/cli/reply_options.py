@@ -37,14 +37,14 @@ def _drafts(incomplete: str) -> list[str]:
 ThinkBudget = Annotated[
     int | None,
     typer.Option(
-        "--think-budget", parser=_budget, metavar="TOKENS", help="Stop thinking after TOKENS; 0 = no thinking.",
+        "--think-budget", parser=_budget, metavar="TOKENS", help="Maximum thinking tokens; 0 = no thinking.",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
 Draft = Annotated[
     str | None,
     typer.Option(
-        "--draft", metavar="SOURCE", help="Speculation: auto, off, lookup, mtp or NAME.",
+        "--draft", metavar="SOURCE", help="Draft source: auto, off, lookup, mtp or NAME.",
         autocompletion=_drafts, rich_help_panel=help_page.MODEL,
     ),
 ]  # fmt: skip
@@ -93,14 +93,14 @@ Regex = Annotated[
 Mcp = Annotated[
     list[str] | None,
     typer.Option(
-        "--mcp", metavar="SERVER", help="MCP server: command or URL; repeatable.",
+        "--mcp", metavar="SERVER", help="MCP server command or URL (repeatable).",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
 McpAllow = Annotated[
     list[str] | None,
     typer.Option(
-        "--mcp-allow", metavar="TOOL", help="Run TOOL without asking; repeatable.",
+        "--mcp-allow", metavar="TOOL", help="Run TOOL without asking (repeatable).",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip

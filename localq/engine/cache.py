@@ -327,10 +327,12 @@ def _check(layout: Layout, bits: KvBits) -> None:
     if bits not in KV_BITS:
         raise usage_error("--kv", f"{bits} is not a supported KV cache precision", "Use 16, 8, k8v4 or 4.")
     if bits != 16 and any(isinstance(each, Latents) for each in layout):
-        raise usage_error("--kv", "a cache of latents is supported only in 16 bits", "Use --kv 16.")
+        raise usage_error("--kv", "this model has a latent KV cache, which supports only 16 bits", "Use --kv 16.")
     for width in {each.head_dim for each in layer_caches.keys_and_values(layout)}:
         if bits != 16 and (width % 8 or width > kv_bits.MOST_CODED_COLUMNS):
-            why = f"a KV cache below 16 bits requires a head dimension divisible by 8, up to 256; this one is {width}"
+            why = (
+                f"a KV cache below 16 bits requires a head dimension divisible by 8, up to 256; this model's is {width}"
+            )
             raise usage_error("--kv", why, "Use --kv 16.")
 
 

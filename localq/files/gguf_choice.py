@@ -129,7 +129,7 @@ def select(found: Iterable[GgufChoice], wanted: str, repo: str) -> GgufChoice:
     if not matches:
         has = f"available: {listed(known)}" if known else "the repository has no GGUF model"
         step = f"Use one of these, for example {best(known).name(repo)}." if known else "Use another repository."
-        raise LocalqError(repo, f"there is no {wanted[:128]}; {has}", step, ExitCode.UNKNOWN_MODEL)
+        raise LocalqError(repo, f"no GGUF model matches {wanted[:128]}; {has}", step, ExitCode.UNKNOWN_MODEL)
     if len(matches) > 1:
         why = f"{wanted[:128]} matches {len(matches)} GGUF models ({listed(matches)})"
         raise LocalqError(

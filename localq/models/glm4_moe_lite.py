@@ -105,7 +105,7 @@ def _refuse(config: dict[str, Any], heads: int, rotary: int) -> dict[str, Any]:
     if config.get("head_dim") not in (None, rotary):  # there, another name of `qk_rope_head_dim`
         raise unsupported_error("head_dim", config["head_dim"])
     if rotary % 2:
-        raise malformed_error("qk_rope_head_dim", f"{rotary} is odd, but columns turn in pairs")
+        raise malformed_error("qk_rope_head_dim", f"{rotary} is odd, but rotary dimensions come in pairs")
     turns = rope_parameters(config, 10_000.0)
     if turns.get("partial_rotary_factor") not in (None, 1.0):  # all of these columns turn
         raise unsupported_error("partial_rotary_factor", turns["partial_rotary_factor"])

@@ -90,7 +90,7 @@ class ConsentError(LocalqError):
 
     def __init__(self, cost: OpenCost) -> None:
         self.cost = cost
-        why = f"confirmation required: {cost.work}"
+        why = f"confirmation is required to {cost.work}"
         super().__init__(cost.name, why, "Add --yes to proceed.", ExitCode.USAGE)
 
 

@@ -28,7 +28,7 @@ def target(settings: Settings) -> Target | None:
     except LocalqError as error:
         if error.exit_code != ExitCode.UNKNOWN_MODEL:
             raise
-        why = f"not a draft source ({', '.join(drafts.CHOICES)}) or a known model"
+        why = f"neither a draft source ({', '.join(drafts.CHOICES)}) nor a known model"
         raise LocalqError(f"draft '{name:.80}'", why, error.next_step, error.exit_code) from None
 
 

@@ -92,7 +92,7 @@ def _context(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: Budge
         wishes.kv_bits is None and plan.kv_bits != 16
     )
     if is_reduced and plan.ctx == memory_plan.comfortable_context(arch):
-        return "more needs lower precision"
+        return "a larger context needs lower precision"
     if not plan.fits:
         return "the minimum"
     return "the largest that fits"

@@ -95,7 +95,7 @@ def list_error(
     lines = table_lines(["TAG", "SIZE", "PARTS", "VERDICT"], rows, frozenset({1, 2}))
     best = _best(found, verdicts)
     if best is None:
-        step = f"None of them fits here. To list the models that fit, run {gpus.fit_command()}."
+        step = f"None of them fits on this machine. To list the models that fit, run {gpus.fit_command()}."
     else:
         step = f"Run `localq {verb} {best.choice.name(target.repo, revision or target.revision)}`."
     return GgufListError(target.repo, len(found), lines, step)

@@ -218,7 +218,7 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
 
 
 def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
-    heads = f"{arch['heads']} heads of {arch['head_dim']}, {arch['kv_heads']} KV heads"
+    heads = f"{arch['heads']} heads of size {arch['head_dim']}, {arch['kv_heads']} KV heads"
     if arch["global_head_dim"] or arch["global_kv_heads"]:
         width, count = arch["global_head_dim"] or arch["head_dim"], arch["global_kv_heads"] or arch["kv_heads"]
         heads += f"; full-attention layers have a head size of {width} and {count} KV heads"
@@ -226,7 +226,7 @@ def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
         heads += f"; the last {arch['shared_layers']} layers reuse the keys and values of earlier ones"
     window = f"; {arch['window_layers']} layers with a window of {arch['window']:,} tokens" if arch["window"] else ""
     if arch["kv_latent"]:
-        heads = f"{arch['heads']} heads of {arch['head_dim']}, which share a latent of {arch['kv_latent']}"
+        heads = f"{arch['heads']} heads of size {arch['head_dim']}, which share a latent of size {arch['kv_latent']}"
     if arch["window_heads"]:
         heads += f"; {arch['window_heads']} heads in layers with a window"
     shared = " and a shared one" if arch["shared_intermediate"] else ""

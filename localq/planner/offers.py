@@ -116,7 +116,7 @@ class Offer:
     def remark(self) -> str:
         """A remark for the user, in a few words."""
         made = f"quantized here from {self.base.format}" if self.is_made_here and self.base else ""
-        made += ", so quantized twice" if self.quantized_before else ""
+        made += " (quantized twice)" if self.quantized_before else ""
         if self.format == "gguf" and not self.scheme.startswith(MIX):
             made = self.scheme
         gated = "gated" if self.source is not None and self.source.gated else ""
@@ -205,7 +205,7 @@ def choose(entry: ModelEntry, budget_bytes: Budget, wishes: Wishes, only: str | 
     if not ready:
         return Choice(default, "the default format; no ready-to-use format fits", considered)
     taken = min(roomy or ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
-    where = "can be downloaded" if taken.offer.source else "is quantized here"
+    where = "can be downloaded" if taken.offer.source else "will be quantized here"
     reason = f" {default.plan.reason or f'leaves only {default.plan.ctx:,} tokens of context'}"
     left_out = f"{default.offer.format}{f': {default.offer.unsupported}' if default.offer.unsupported else reason}"
     why = f"{left_out}; {taken.offer.format} fits and {'is already on this machine' if taken.here else where}"

@@ -99,9 +99,9 @@ class Wishes:
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
             raise usage_error("--kv", f"{self.kv_bits} is not a supported KV cache precision", "Use 16, 8, k8v4 or 4.")
         if self.embed not in EMBEDS:
-            raise usage_error("--embed", f"'{self.embed}' is not supported", f"Use {', '.join(EMBEDS)}.")
+            raise usage_error("--embed", f"'{self.embed}' is not supported", f"Use one of {', '.join(EMBEDS)}.")
         if self.head not in HEADS:
-            raise usage_error("--head", f"'{self.head}' is not supported", f"Use {', '.join(HEADS)}.")
+            raise usage_error("--head", f"'{self.head}' is not supported", f"Use one of {', '.join(HEADS)}.")
 
     def placements(self, arch: Architecture) -> list[Placement]:
         """The placements to try: the best, then with one more step of `STEPS` at a time; the last needs least memory.
@@ -151,11 +151,10 @@ class Wishes:
     def check(self, arch: Architecture) -> None:
         """Raises LocalqError (exit 2) for wishes that this shape does not support."""
         if self.kv_bits not in (None, 16) and not kv_storable(arch):
-            stored = kv_bits.text(self.kv_bits)
             width = max(each.head_dim for each in arch.attention_shapes)
-            why = f"the head dimension is {width}, so the KV cache cannot be stored as {stored}"
+            why = f"a KV cache below 16 bits is not supported for a head dimension of {width}"
             if arch.kv_latent:
-                why = f"this model caches latents, which cannot be stored as {stored}"
+                why = "this model has a latent KV cache, which supports only 16 bits"
             raise usage_error("--kv", why, "Use 16.")
         head = self._first_head(PlacedShape.of(arch))
         columns = HEAD_COLUMNS[head]

@@ -51,7 +51,7 @@ class Room:
 def desktop_text(desktop: int, is_assumed: bool) -> str:
     """Return the memory subtracted for the desktop, in words; empty if none is."""
     size = f"{desktop / MIB:,.0f} MiB"
-    held = f"{size} for the desktop (assumed; --desktop 0 if no monitor is attached)"
+    held = f"{size} for the desktop (assumed; use --desktop 0 if no monitor is attached)"
     return f", less {held if is_assumed else f'{size} used by other programs'}" if desktop else ""
 
 

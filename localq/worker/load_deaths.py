@@ -15,7 +15,7 @@ from localq.processes import exit_reason
 from localq.worker.messages import DOCTOR, PROCESS
 
 _MEMORY = "The system may be out of memory: use a smaller model or a shorter context (--ctx), or close other programs."
-_AGAIN = "Check the disk, then run the command again while no other program is writing to the file."
+_AGAIN = "Check the disk, then run the command again when no other program is writing to the file."
 
 
 @dataclass(frozen=True)

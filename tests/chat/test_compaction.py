@@ -33,7 +33,7 @@ def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_pa
     assert "User: c" not in asked
     assert session.client.generated[3].max_tokens == 1024
     assert "oldest 4 messages" in told[0]
-    assert "instead of the oldest 4 messages" in told[-1]
+    assert "this summary now replaces the oldest 4 messages" in told[-1]
     assert [m.content for m in session.messages] == ["Be brief.", "a", "1", "b", "2", "c", "3"]
     said(session, "d")
     read = f"<system>Be brief.<user>{with_summary('short', 'c')}<assistant>3<user>d<assistant>"
@@ -63,7 +63,7 @@ def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, la
     for size in (200, 200, last):
         session.conversation.add(Message("assistant", "y" * size), session.conversation.add_user("x" * size))
     _, _, told = streamed(command(session, "/compact"))
-    assert "instead of the oldest 4 messages. To undo" in told[-1]
+    assert "this summary now replaces the oldest 4 messages. To undo" in told[-1]
     assert store.find(None).conversation.summaries == [TurnSummary("short", 3, 5)]
 
 
@@ -73,7 +73,7 @@ def test_a_summary_that_was_cut_is_told_of(reason):
     session.client.reason = reason
     _, _, told = streamed(command(session, "/compact"))
     assert told[1].startswith("the summary is incomplete: it reached its limit of 1024 tokens")
-    assert "instead of the oldest 2 messages" in told[2]
+    assert "this summary now replaces the oldest 2 messages" in told[2]
     assert session.prompt_messages()[0].content == with_summary("the passw", "b")
 
 

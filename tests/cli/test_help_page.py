@@ -45,7 +45,7 @@ def test_panels_of_chat(monkeypatch):
         "Arguments:", "Model:", "Conversation:", "Sampling:", "Answer format:", "Memory:", "Output:", "Advanced:",
     ]  # fmt: skip
     assert "  -c, --ctx TOKENS            Context size in tokens, such as 8k, or max." in lines
-    assert "  -v, --[no-]stats            Show statistics; `run` also shows load stages." in lines
+    assert "  -v, --[no-]stats            Show statistics; `run` also shows loading steps." in lines
 
 
 @pytest.mark.parametrize("columns", [80, 60])

@@ -30,7 +30,7 @@ from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.server.scripted_model import Models
 
 QUESTION = ("--max-tokens", "4", "--temp", "0")
-HINT = "the model stays in memory until idle for 10m; to free it, run `localq stop`"
+HINT = "the model stays in memory until it has been idle for 10m; to unload it, run `localq stop`"
 
 
 @pytest.fixture(scope="module")

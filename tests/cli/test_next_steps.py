@@ -63,7 +63,7 @@ def test_the_question_offers_the_built_in_model(monkeypatch, capsys):
     monkeypatch.setattr(agree, "ask", ask)
     monkeypatch.setattr(default_model, "_may_fetch", lambda settings, on_screen: True)
     opening = default_model.choose(Settings(), OpenOptions(), named=False, on_screen=False)
-    assert "alternative: smollm2-135m, the small built-in model (to use it, answer no)" in asked[0].lines()
+    assert "alternative: smollm2-135m, the small built-in model (answer no to use it)" in asked[0].lines()
     assert opening.settings.model == "smollm2-135m"
 
 

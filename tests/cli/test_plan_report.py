@@ -202,7 +202,7 @@ def test_the_cpus_plan_is_refused_where_the_ram_is_short(capsys, monkeypatch):
 
 def test_the_desktop_of_a_card_that_is_not_here_is_assumed_and_said(capsys, monkeypatch):
     assert execute(["chat", "qwen3-8b", "--vram", "12", "--dry-run"]) == ExitCode.OK
-    assert "12,282 MiB (--vram 12), less 668 MiB for the desktop (assumed; --desktop 0" in capsys.readouterr().out
+    assert "12,282 MiB (--vram 12), less 668 MiB for the desktop (assumed; use --desktop 0" in capsys.readouterr().out
     for asked, held in (("0", 0), ("2", 2 * 2**30)):
         body = plan_of(capsys, "qwen3-8b", "--vram", "12", "--desktop", asked)
         assert (body["desktop_bytes"], body["desktop_assumed"]) == (held, False)

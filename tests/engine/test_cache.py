@@ -131,7 +131,8 @@ def test_keys_in_8_and_values_in_4_bit_are_those_of_either_cache():
 
 def test_what_cannot_be_quantized_is_refused():
     with pytest.raises(
-        LocalqError, match="a KV cache below 16 bits requires a head dimension divisible by 8, up to 256; this one is 5"
+        LocalqError,
+        match="a KV cache below 16 bits requires a head dimension divisible by 8, up to 256; this model's is 5",
     ):
         KVCache(LAYOUT, 11, torch.float32, "cpu", 8)
     with pytest.raises(LocalqError, match="5 is not a supported KV cache precision"):
@@ -190,7 +191,7 @@ def test_latents_have_one_vector_per_position():
 
 @pytest.mark.parametrize("bits", [8, "k8v4", 4])
 def test_latents_stay_in_16_bit(bits):
-    with pytest.raises(LocalqError, match="a cache of latents is supported only in 16 bits"):
+    with pytest.raises(LocalqError, match="this model has a latent KV cache, which supports only 16 bits"):
         KVCache([Latents(64)], 11, torch.float32, "cpu", bits)
 
 

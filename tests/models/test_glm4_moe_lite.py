@@ -73,7 +73,9 @@ def test_several_rows_in_a_step_give_the_logits_of_single_ones(passes):
 def test_the_bits_of_the_cache_are_16():
     arch = Architecture.from_config(CONFIG)
     for bits in (8, "k8v4", 4):
-        with pytest.raises(LocalqError, match="this model caches latents, which cannot be stored as") as caught:
+        with pytest.raises(
+            LocalqError, match="this model has a latent KV cache, which supports only 16 bits"
+        ) as caught:
             Wishes(kv_bits=bits).check(arch)
         assert caught.value.exit_code == ExitCode.USAGE
     Wishes(kv_bits=16).check(arch)

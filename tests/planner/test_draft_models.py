@@ -50,7 +50,9 @@ def test_words_are_no_models_and_other_names_are():
 
 
 def test_an_unknown_name_is_told_from_a_source():
-    with pytest.raises(LocalqError, match=r"draft 'lokup': not a draft source \(auto, off, lookup, mtp\) or") as caught:
+    with pytest.raises(
+        LocalqError, match=r"draft 'lokup': neither a draft source \(auto, off, lookup, mtp\) nor"
+    ) as caught:
         draft_models.target(settings_of("lokup"))
     assert caught.value.exit_code == ExitCode.UNKNOWN_MODEL
 

@@ -32,7 +32,7 @@ def test_where_all_fits_nothing_gives_way():
 def test_what_was_reduced_says_what_would_fit_without_it():
     plan, lines = told("llama-3.1-8b", 6500 * MIB)
     assert (plan.embed, lines["embedding"].value[:14]) == ("host", "in RAM, one ro")
-    assert lines["context"].why == "more needs lower precision"
+    assert lines["context"].why == "a larger context needs lower precision"
     found = re.search(r"otherwise only ([\d,]+) tokens would fit", lines["embedding"].why)
     if found is None:
         assert "would not fit" in lines["embedding"].why

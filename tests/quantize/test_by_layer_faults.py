@@ -309,7 +309,7 @@ def test_too_little_space_is_seen_before_the_first_layer(
 ) -> None:
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(
-        LocalqError, match=r"not enough free disk space in .*: need .* bytes plus a reserve, have 1,000\."
+        LocalqError, match=r"not enough free disk space in .*: .* bytes plus a reserve are needed, but only 1,000 "
     ) as caught:
         by_layer.convert(request(llama, tmp_path / "out", **SETTINGS), lambda *each: pytest.fail("it began"))
     assert caught.value.exit_code == ExitCode.DISK

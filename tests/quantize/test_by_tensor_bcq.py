@@ -193,8 +193,8 @@ GIVEN = {
 WRONG = {
     ("bcq", "6", None, None): "'6' is not supported", ("bcq", "x", "64", None): "'x' is not supported",
     ("bcq", "3", "100", None): "'100' is not supported",
-    ("nf4", None, "64", None): "--group: --format nf4 has no such option",
-    ("vq2", "2", None, True): "--zero-points: --format vq2 has no such option",
+    ("nf4", None, "64", None): "--group: --format nf4 does not support this option",
+    ("vq2", "2", None, True): "--zero-points: --format vq2 does not support this option",
 }  # fmt: skip
 
 
@@ -311,4 +311,6 @@ def test_a_text_is_the_default(source: Path, tmp_path: Path, capsys: pytest.Capt
     assert "computing error weights using 1 window of" in capsys.readouterr().err
     for option in (("--best",), ("--seed", "1"), ("--calibration", "none")):
         assert execute([*arguments, *option, "--out", str(tmp_path / "other")]) == ExitCode.USAGE
-        assert "has no such option" in (said := capsys.readouterr().err) or "without a calibration text" in said
+        assert (
+            "does not support this option" in (said := capsys.readouterr().err) or "without a calibration text" in said
+        )

@@ -144,7 +144,7 @@ def test_too_little_space_is_seen_before_the_first_byte_and_nothing_is_left(
             (out / name).write_text("mine")
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(
-        LocalqError, match=r"not enough free disk space in .*: need .* bytes plus a reserve, have 1,000\."
+        LocalqError, match=r"not enough free disk space in .*: .* bytes plus a reserve are needed, but only 1,000 "
     ) as caught:
         quantized(llama, out, force=bool(kept))
     assert caught.value.exit_code == ExitCode.DISK

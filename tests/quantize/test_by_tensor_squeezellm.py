@@ -209,8 +209,8 @@ def test_the_command(source: Path, tmp_path: Path, capsys, monkeypatch, weighed:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--best",), "--best: --format squeezellm has no such option"),
-        (("--seed", "3"), "--seed: --format squeezellm has no such option"),
+        (("--best",), "--best: --format squeezellm does not support this option"),
+        (("--seed", "3"), "--seed: --format squeezellm does not support this option"),
         (("--bits", "4"), "--bits"),
         (("--calibration", "none", "--windows", "3"), "--windows: has no effect without a calibration text"),
         (("--calibration", "no-such-file"), "no-such-file cannot be read"),

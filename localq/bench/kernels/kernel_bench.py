@@ -153,7 +153,7 @@ def _name(case: Any) -> str:
 def _device() -> torch.device:
     step = "`localq doctor` shows what is missing."
     if not torch.cuda.is_available():
-        raise LocalqError("bench --kernels", "torch cannot use a GPU here", step, ExitCode.NO_DEVICE)
+        raise LocalqError("bench --kernels", "torch cannot use a GPU on this machine", step, ExitCode.NO_DEVICE)
     if why := kernels.why_not():
         raise LocalqError("bench --kernels", why, step, ExitCode.NO_DEVICE)
     return torch.device("cuda", torch.cuda.current_device())

@@ -65,7 +65,7 @@ def check(op: str, what: str, got: Tensor, exact: Tensor, naive: Tensor) -> None
     error = (got.double() - exact).abs().max().item()
     allowed = (naive.double() - exact).abs().max().item()
     if not error <= TIMES_NAIVE * allowed + 1e-6 * exact.abs().max().item():
-        raise wrong(op, what, f"the error is {error:.3g}, but that of 16-bit torch is only {allowed:.3g}")
+        raise wrong(op, what, f"the error is {error:.3g}, compared with only {allowed:.3g} for 16-bit torch")
 
 
 def wrong(op: str, what: str, why: str) -> LocalqError:

@@ -37,7 +37,7 @@ def extrapolate(layers: int, timed: Callable[[int], Timed]) -> tuple[Timed, tupl
         return {name: [_line(a, b, few, more, layers) for a, b in pair] for name, pair in pairs.items()}, (few, more)
     if failure is not None:
         raise failure
-    raise LocalqError("bench", f"the model has only {layers} layers, which is too few to extrapolate from", "")
+    raise LocalqError("bench", f"the model has only {layers} layers, too few to extrapolate from", "")
 
 
 def _line(at_few: Measurement, at_more: Measurement, few: int, more: int, layers: int) -> Measurement:

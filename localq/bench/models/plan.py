@@ -85,7 +85,7 @@ def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS,
             "bench", "-p 0 -n 0 leaves nothing to measure", "Set at least one of them to a value above 0."
         )
     if short := next((case for case in cases if case.generate == 1), None):
-        raise usage_error("-n", f"{short.name} is too short to time", "Use 2 or more.")
+        raise usage_error("-n", f"{short.name} is too short to time", "Use 2 or more tokens.")
     plan = BenchPlan(tuple(dict.fromkeys(cases)), repetitions, seed)
     if len(plan.cases) > MOST_CASES or plan.positions > MOST_POSITIONS:
         why = f"{len(plan.cases):,} tests of up to {plan.positions:,} tokens exceed the limit"

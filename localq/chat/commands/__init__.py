@@ -118,7 +118,7 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str | SwitchMo
         if name not in (*_SETTABLE, "stop"):
             known = (*_SETTABLE, "stop", *_LISTED_TOO)
             near = settings.similar(name, known)
-            meant = f"Did you mean {', '.join(near)}?" if near else f"Settings: {', '.join(known)}."
+            meant = f"Did you mean {' or '.join(near)}?" if near else f"Settings: {', '.join(known)}."
             raise usage_error(name, "unknown setting", meant)
         if not text.strip():
             return f"{name} = {values[name]}"
@@ -286,7 +286,7 @@ def parse(line: str) -> tuple[str, str]:
     name = ALIASES.get(name, name)
     if name not in COMMANDS and name != "/exit":
         near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES, "/exit"], n=3)
-        meant = f"Did you mean {', '.join(near)}? " if near else ""
+        meant = f"Did you mean {' or '.join(near)}? " if near else ""
         step = f"{meant}See /help. To send a message that starts with a slash, type two slashes."
         raise LocalqError(name, "unknown command", step, ExitCode.USAGE)
     return name, argument.strip()

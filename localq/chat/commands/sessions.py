@@ -59,7 +59,7 @@ def sessions(session: ChatSession, argument: str, host: Host) -> str:
     found = store.summaries(argument, SHOWN + 1)
     if not found:
         return "no matching conversations" if argument else "no saved conversations"
-    more = "\n(there are more; search with /sessions TEXT)" if len(found) > SHOWN else ""
+    more = "\n(some conversations are not shown; search with /sessions TEXT)" if len(found) > SHOWN else ""
     return table(found[:SHOWN], session.record.id) + more
 
 

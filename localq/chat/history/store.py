@@ -128,7 +128,7 @@ class ConversationStore:
         """
         if len(matching) > MOST_SEARCHED:
             why = f"too long (limit: {MOST_SEARCHED:,} characters)"
-            raise usage_error("the text to search for", why, "Use a shorter text.")
+            raise usage_error("search text", why, "Use a shorter one.")
         escaped = matching.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         query = """SELECT id, title, model, (SELECT count(*) FROM turns WHERE session = sessions.id), changed_s
             FROM sessions WHERE deleted_s IS NULL AND (? = '%%' OR title LIKE ? ESCAPE '\\' OR EXISTS
@@ -278,7 +278,7 @@ def _clean(text: str) -> str:
 def _unknown(wanted: str | None) -> LocalqError:
     what = "--continue" if wanted is None else wanted
     why = "no saved conversations" if wanted is None else "no such conversation"
-    return LocalqError(what, why, "List them with /sessions in `localq chat`.", ExitCode.USAGE)
+    return LocalqError(what, why, "To list the conversations, use /sessions in a chat.", ExitCode.USAGE)
 
 
 def _sqlite_error(path: Path, error: sqlite3.Error) -> LocalqError:

@@ -101,7 +101,7 @@ def converse(
             if back is None:
                 raise
             note(f"localq: {error}")
-            note(f"keeping {back.settings.model}")
+            note(f"continuing with {back.settings.model}")
             place, back = back, None
             continue
         if isinstance(outcome, int):

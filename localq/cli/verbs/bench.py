@@ -27,11 +27,11 @@ _MODEL_HELP = (
 )
 _SYNTHETIC = "Use random weights with the same shapes as MODEL."
 _ONLY = (
-    "Kernel families: nf4, gemm, dequantize, dense, int8, int4, scaled, gguf, rowlut, gather, vq, experts, bcq, "
-    "attention, search, step."
+    "Kernel families: nf4, gemm, dequantize, dense, int8, int4, scaled, gguf, rowlut, gather, vq, experts, "
+    "bcq, attention, search, step."
 )
 _AGAINST = "Compare with transformers, bitsandbytes or none."
-_PLOT = "Plot bandwidth use as .png (- = terminal)."
+_PLOT = "Plot bandwidth use to a .png file (- = terminal)."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Prompt = Annotated[
     str,
@@ -108,7 +108,7 @@ Only = Annotated[str, typer.Option("--only", metavar="LIST", help=_ONLY, rich_he
 Profile = Annotated[bool, _mode_option("--profile", "Time the kernels in one decode step.")]
 Crossover = Annotated[bool, _mode_option("--crossover", "Find where NF4 prefill should switch kernels.")]
 Patched = Annotated[bool, _mode_option("--patched", "Time a transformers model with localq's kernels.")]
-Quantize = Annotated[bool, _mode_option("--quantize", "Time the quantization of a layer to vq2.")]
+Quantize = Annotated[bool, _mode_option("--quantize", "Time the quantization of one layer to vq2.")]
 Bcq = Annotated[bool, _mode_option("--bcq", "Time bcq kernels by bit width and group size.")]
 Formats = Annotated[bool, _mode_option("--formats", "Compare all formats of MODEL in a table.")]
 Drafts = Annotated[bool, _mode_option("--drafts", "Measure speculative decoding on built-in prompts.")]

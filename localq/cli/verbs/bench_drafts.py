@@ -55,7 +55,8 @@ def with_draft(request: BenchRequest, name: str | None, settings: Settings, argu
         raise usage_error("--draft", f"'{name}' is not a model", "Pass the name of a draft model, or remove --draft.")
     assert name is not None
     if arguments.synthetic:
-        raise usage_error("--draft", "random weights have no tokenizer to compare", "Remove --synthetic or --draft.")
+        why = "a model with random weights has no tokenizer to compare with that of the draft model"
+        raise usage_error("--draft", why, "Remove --synthetic or --draft.")
     from localq.files.architecture import Architecture
     from localq.files.model_folder import open_model
     from localq.planner import draft_models, prepare

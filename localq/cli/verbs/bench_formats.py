@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from localq.bench.models.plan import BenchPlan
     from localq.settings import Settings
 
-_MAKE = "Formats to quantize first, or all (with --formats)."
-_WINDOWS = "Perplexity windows (with --formats); 0 = none."
+_MAKE = "With --formats: formats to quantize first, or all."
+_WINDOWS = "With --formats: perplexity windows; 0 = none."
 Make = Annotated[
     str,
     typer.Option("--make", metavar="LIST", help=_MAKE, show_default=False, rich_help_panel=help_page.MODES),

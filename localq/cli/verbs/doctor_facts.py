@@ -194,7 +194,7 @@ def lines(facts: SystemFacts) -> list[tuple[str, str]]:
         free = "" if folder.free is None else f" ({human_bytes(folder.free)} free)"
         rows.append((name, f"{folder.path}{free}"))
     rows += [
-        ("embedded", f"{name}: {'is built into localq' if there else packaged_model.BUILT_IN}")
+        ("embedded", f"{name} {'is built into localq' if there else packaged_model.BUILT_IN}")
         for name, there in facts.embedded.items()
     ]
     if facts.settings is not None:

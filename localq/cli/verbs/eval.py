@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
 UNQUANTIZED = 16  # bits, as in `bench.quality.bits`
 _MODELS = "NAME, NAME@FORMAT, ORG/REPO, folder or .gguf file. Several models print a table; the first is the reference."
-_PLOT = "Plot perplexity vs. size as .png (- = terminal)."
-_AGAINST = "Compare with `reference` (dequantized) or MODEL."
+_PLOT = "Plot perplexity against size as .png (- = terminal)."
+_AGAINST = "Compare with MODEL or `reference` (dequantized)."
 _DECODE = "Compare N single-token decode steps with prefill."
 _TASKS = "Score N tasks per kind: code, arithmetic, facts."
 MOST_TASKS = 40  # of each kind, in `data/tasks.toml`

@@ -30,22 +30,22 @@ LINE_KEYS = (
 )
 NAMES = (
     ("qwen3-8b, llama3.1:8b", "a catalogue name or alias, in a format that fits the GPU"),
-    ("NAME@FORMAT", "the same, in a specific format: qwen3-8b@nf4"),
+    ("NAME@FORMAT", "the same in a specific format, such as qwen3-8b@nf4"),
     (
         "ORG/REPO, ORG/REPO@REVISION",
         "a Hugging Face repository; a leading hf.co/ or https://huggingface.co/ is optional",
     ),
-    ("ORG/REPO:TAG", "a GGUF model in a repository, by quantization type (case-insensitive): ORG/REPO:Q4_K_M"),
-    ("ORG/REPO/FILE.gguf", "the same, by file name (with its folder, if any) or by the file's URL"),
-    ("ORG/REPO@REVISION:TAG", "the same, from a specific branch, tag or commit"),
-    ("ollama/NAME:TAG", "a GGUF model in ollama's store, by its name in `ollama list` (read-only)"),
+    ("ORG/REPO:TAG", "a GGUF model in a repository, by quantization type (case-insensitive), such as ORG/REPO:Q4_K_M"),
+    ("ORG/REPO/FILE.gguf", "the same, by its path in the repository or its URL"),
+    ("ORG/REPO@REVISION:TAG", "the same from a specific branch, tag or commit"),
+    ("ollama/NAME:TAG", "a GGUF model in ollama's store (read-only), by its name in `ollama list`"),
     ("lm-studio/PUBLISHER/REPO/FILE", "a GGUF model downloaded with LM Studio (read-only)"),
     ("./FOLDER, FILE.gguf", "a model folder, or a .gguf file"),
 )
 # Variables of other tools that localq honours. Every setting and option also has LOCALQ_<NAME>.
 VARIABLES = (
     ("LOCALQ_<SETTING>, LOCALQ_<OPTION>", "any setting or option, such as LOCALQ_CTX=8k or LOCALQ_THINK_OUT=FILE"),
-    ("LOCALQ_CONFIG, LOCALQ_MODELS", "paths to your config.toml and models.toml"),
+    ("LOCALQ_CONFIG, LOCALQ_MODELS", "paths of your config.toml and models.toml"),
     ("LOCALQ_DATA, LOCALQ_CACHE", "folder for conversations and quantized models; folder for caches"),
     ("LOCALQ_NOHISTORY", "do not save typed messages to the input history"),
     ("LOCALQ_NOPROJECT", "ignore a project's localq.toml"),
@@ -59,12 +59,12 @@ VARIABLES = (
     ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never use the network"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "hide download progress bars"),
     ("HF_HUB_DISABLE_XET, HF_XET_HIGH_PERFORMANCE", "no effect: files are downloaded over plain HTTPS"),
-    ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "proxy and certificates for connecting to the hub"),
-    ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "which GPU to use"),
-    ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "colours, escape sequences, width"),
+    ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "proxy and certificates for connections to the hub"),
+    ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "the GPU to use"),
+    ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "control colours, escape sequences and line width"),
     ("ESCDELAY", "milliseconds to wait after ESC for the rest of a key sequence in full-screen mode (default 50)"),
-    ("VISUAL, EDITOR", "your editor"),
-    ("PAGER, LESS", "pager for long tables, and its options; PAGER=cat prints tables directly"),
+    ("VISUAL, EDITOR", "the editor to use"),
+    ("PAGER, LESS", "the pager for long tables, and its options; PAGER=cat prints tables directly"),
     ("DO_NOT_TRACK", "no effect: localq sends no telemetry"),
 )
 
@@ -124,8 +124,8 @@ TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
     "environment": _environment,
 }
 MEANINGS = {
-    "names": "how models are named",
-    "exit-codes": "what an exit code means",
+    "names": "ways to name a model",
+    "exit-codes": "meanings of the exit codes",
     "keys": "keys in line mode and full-screen mode",
     "commands": "/commands in a chat",
     "environment": "environment variables",
@@ -141,8 +141,8 @@ def _overview() -> tuple[dict[str, Any], list[Table]]:
     verbs = {verb: (commands[verb].help or "").partition("\n")[0] for verb in VERBS}
     body = {"verbs": verbs, "topics": {name: MEANINGS[name] for name in TOPICS}}
     return body, [
-        [("verb", "what it does"), *verbs.items()],
-        [("topic", "what `localq help TOPIC` shows"), *MEANINGS.items()],
+        [("verb", "description"), *verbs.items()],
+        [("topic", "description"), *MEANINGS.items()],
     ]
 
 

@@ -36,7 +36,9 @@ Revision = Annotated[
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Download even if damaged or too large.", rich_help_panel=help_page.MODEL),
+    typer.Option(
+        "--force", help="Download even if the model is damaged or too large.", rich_help_panel=help_page.MODEL
+    ),
 ]
 DryRun = Annotated[
     bool,

@@ -49,7 +49,9 @@ def scheme(format: str, bits: str | None, group: str | None, zero_points: bool |
     if format != FORMAT:
         given = [name for name, value in (("--group", group), ("--zero-points", zero_points)) if value]
         if given:
-            raise usage_error(given[0], f"--format {format} has no such option", f"Use it with --format {FORMAT}.")
+            raise usage_error(
+                given[0], f"--format {format} does not support this option", f"Use it with --format {FORMAT}."
+            )
         return ""
     scheme = f"q{bits or PLANES}{'row' if group == 'row' else f'g{group or 128}'}{'z' if zero_points else ''}"
     try:

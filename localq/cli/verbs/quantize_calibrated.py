@@ -83,7 +83,7 @@ class CalibrationOptions:
         formats = format_facts.writable()
         if formats[format].weighs_text:
             if other := given.keys() - set(_OF_TEXT):
-                why = f"--format {format} has no such option"
+                why = f"--format {format} does not support this option"
                 raise usage_error(min(other), why, "Its calibration options are --calibration, --windows and --device.")
             if self.without_text and (mixing or len(given) > 1):
                 raise usage_error(max(given), "has no effect without a calibration text", "Remove the option.")
@@ -99,7 +99,7 @@ class CalibrationOptions:
             owners = {"--bits": ("vq2", "bcq"), "--layers": ("vq2",)}.get(option, calibrated)
             if option in _OF_TEXT:
                 owners += tuple(name for name, each in formats.items() if each.weighs_text)
-            raise usage_error(option, why, f"Use it with --format {', '.join(owners)}.")
+            raise usage_error(option, why, f"Formats with this option: {', '.join(owners)}.")
         decided = given.keys() - {"--layers", *(_OF_TRAINING if self.best else ())}
         if self.layers is not None and (decided or format != "vq2"):
             why = f"{min(decided, default='the format')} is fixed by the existing layers"

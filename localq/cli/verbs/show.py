@@ -15,7 +15,7 @@ from localq.settings import OF_LOAD
 def show(model: options.Model = None, vram: options.Vram = None, json: options.Json = False) -> None:
     """Show a model's size, source, local files and memory use."""
     if model is None:
-        raise usage_error("localq show", "no model given", f"`localq ls` and {gpus.fit_command()} list models.")
+        raise usage_error("localq show", "no model given", f"To list models, run `localq ls` or {gpus.fit_command()}.")
     target = catalog.resolve(model)
     from localq.planner import gguf_list, model_facts  # start-up cost: a wrong name fails without them
 

@@ -339,7 +339,9 @@ def pick_dtype(wanted: str, files: ModelFiles, device: torch.device) -> torch.dt
     """Return the compute dtype: "auto" is `cpu_dtype` on the CPU, on a GPU the checkpoint's (GGUF: bfloat16)."""
     if wanted != "auto":
         if wanted not in DTYPES:
-            raise usage_error("--dtype", f"{wanted!r} is not a supported dtype", f"Use auto, {', '.join(DTYPES)}.")
+            raise usage_error(
+                "--dtype", f"{wanted!r} is not a supported dtype", f"Use one of auto, {', '.join(DTYPES)}."
+            )
         return DTYPES[wanted]
     if device.type == "cpu":
         return DTYPES[cpu_dtype()]

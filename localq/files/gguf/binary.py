@@ -255,7 +255,7 @@ def _parse(cursor: _ByteReader, mtime_ns: int) -> Container:
         block, block_bytes = BLOCKS.get(tensor.type, (32, 1))
         if tensor.shape[-1] % block and tensor.type in BLOCKS:
             raise cursor.damaged(
-                f"tensor {name!r} has rows of {tensor.shape[-1]} values, but its block size is {block}"
+                f"tensor {name!r} has {tensor.shape[-1]} values per row, not a multiple of its block size, {block}"
             )
         if start + tensor.offset + math.prod(tensor.shape) // block * block_bytes > size:
             raise cursor.damaged(f"tensor {name!r} of shape {tensor.shape} extends beyond the end of the file")

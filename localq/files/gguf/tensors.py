@@ -233,7 +233,7 @@ def _row_bytes(model: GgufModel, tensor: GgufTensor) -> int:
     if columns % block:
         raise bad_file(
             str(model.path),
-            f"tensor {tensor.gguf_name!r} has rows of {columns} values, but its block size is {block}",
+            f"tensor {tensor.gguf_name!r} has {columns} values per row, not a multiple of its block size, {block}",
             DAMAGED,
         )
     return columns // block * block_bytes

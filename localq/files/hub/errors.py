@@ -48,7 +48,7 @@ class RangeError(Exception):
     """The hub sent other bytes of a file than the one requested."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the server sent a different byte range of {name} than the one requested")
+        super().__init__(f"the server sent the wrong byte range of {name}")
 
 
 class UnreadableError(Exception):
@@ -160,7 +160,7 @@ def _of_refusal(response: Any, repo: str, revision: str, name: str) -> LocalqErr
     if code == "GatedRepo":
         return gated_error(repo)
     if code == "RevisionNotFound":
-        return _not_there(repo, f"there is no revision {revision!r}", "Check the revision.")
+        return _not_there(repo, f"revision {revision!r} does not exist", "Check the revision.")
     if code == "RepoNotFound":
         return no_repository(repo)
     if status == 401:
@@ -170,7 +170,11 @@ def _of_refusal(response: Any, repo: str, revision: str, name: str) -> LocalqErr
     if status == 403:
         return gated_error(repo, "the access token does not grant access, or the licence has not been accepted")
     if status == 404:
-        return _not_there(repo, f"there is no {name}" if name else "not found", "Check the name and the revision.")
+        return _not_there(
+            repo,
+            f"{name} does not exist in this repository" if name else "not found",
+            "Check the name and the revision.",
+        )
     return _of_status(repo, status)
 
 

@@ -29,7 +29,7 @@ def named_files(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
     for name in names:
         if name not in listing.files:
             step = "Check the name and the revision."
-            raise LocalqError(listing.repo, f"there is no {name}", step, ExitCode.UNKNOWN_MODEL)
+            raise LocalqError(listing.repo, f"{name} does not exist in this repository", step, ExitCode.UNKNOWN_MODEL)
     return [listing.files[name] for name in names]
 
 

@@ -67,7 +67,7 @@ class SourceModel:
             for name in names if rotated else ():
                 columns = fold.plain_linear(self.meta_block(index).get_submodule(name)).in_features
                 if columns % vq2.BLOCK:
-                    why = f"{name} has rows of {columns} weights, but 2-bit formats require a multiple of {vq2.BLOCK}"
+                    why = f"{name} has {columns} weights per row, but 2-bit formats require a multiple of {vq2.BLOCK}"
                     raise usage_error(files.name, why, "Use --format nf4.")
 
     def _open_experts(self, files: ModelFiles) -> None:

@@ -91,7 +91,7 @@ def _call(
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise usage_error(
-            _WHAT, f"a tool call has an invalid name {str(name)[:80]!r}", "Send it exactly as the model returned it."
+            _WHAT, f"a tool call has an invalid name: {str(name)[:80]!r}", "Send it exactly as the model returned it."
         )
     id = str(call.get("id") or f"call_{len(names)}")
     names[id] = name

@@ -130,7 +130,7 @@ class Rules:
             prepared = schema.prepare(wanted).schema
         except schema.UnsupportedKeyword as error:
             why = f'"{error.keyword}" at {error.path} is not supported'
-            raise usage_error(f"tool {tool.name}", why, "Remove the keyword, or strict.") from None
+            raise usage_error(f"tool {tool.name}", why, "Remove the keyword, or remove `strict`.") from None
         if not tool.strict:
             prepared = _without_patterns(prepared)
         prepared.pop("x-guidance", None)

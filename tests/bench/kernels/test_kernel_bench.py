@@ -185,7 +185,7 @@ def test_the_roof_is_the_best_probe(monkeypatch):
 
 def test_without_a_gpu_it_says_so(bench, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(LocalqError, match="torch cannot use a GPU here") as caught:
+    with pytest.raises(LocalqError, match="torch cannot use a GPU on this machine") as caught:
         bench.run(io.StringIO())
     assert caught.value.exit_code == ExitCode.NO_DEVICE
 

@@ -180,7 +180,7 @@ def test_set_names_a_draft_model_which_is_opened_with_the_model():
     session.record.model = "llama-3.1-8b"
     assert command(session, "/set draft llama-3.2-1b") == SwitchModel("llama-3.1-8b", draft="llama-3.2-1b")
     assert session.draft == "auto"
-    with pytest.raises(LocalqError, match="or a known model"):
+    with pytest.raises(LocalqError, match="nor a known model"):
         command(session, "/set draft llama-3.2-1bb")
     options = replace(session.request.options, draft_name="llama-3.2-1b")
     session.request, session.draft = replace(session.request, options=options), "llama-3.2-1b"

@@ -81,7 +81,7 @@ def test_the_file_is_opened_listed_and_searched_at_once(store):
     assert [each.id for each in store.summaries("question 77777 ")] == [557]
     assert took(lambda: store.summaries("nothing that was ever said")) < 2.0  # 60 ms
     listed = COMMANDS["/sessions"](session_over(store=store), "ships", None)
-    assert "more; search" in listed
+    assert "not shown; search" in listed
 
 
 def test_a_conversation_of_fifty_thousand_turns_is_read_and_gone_on_with(store):

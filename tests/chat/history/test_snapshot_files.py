@@ -58,7 +58,7 @@ def test_a_full_disk_is_told_before_anything_is_written(database, monkeypatch):
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 500)
     with pytest.raises(
         LocalqError,
-        match=r"snapshot not saved: not enough free disk space .*: need 300 bytes plus a reserve, have 500\.",
+        match=r"snapshot not saved: not enough free disk space .*: 300 bytes plus .* only 500 bytes are free\.",
     ) as caught:
         snapshot_files.make_room(snapshot_files.snapshot_path(database, 2), 300, 10_000)
     assert caught.value.exit_code == ExitCode.DISK

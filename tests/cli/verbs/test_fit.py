@@ -98,7 +98,7 @@ def test_what_is_asked_of_memory_is_planned_or_refused_row_by_row(capsys):
     assert asked["qwen3-32b"]["ctx_max"] > 1.1 * plain["qwen3-32b"]["ctx_max"]
     narrow = [entry for entry in catalog.load_catalogue() if not placement.kv_storable(entry.arch)]
     for entry in narrow:
-        assert "cannot be stored as 4-bit" in asked[entry.name]["reason"]
+        assert "16 bits" in asked[entry.name]["reason"]
     (row,) = (
         each for each in fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8", "--head", "8", "--embed", "host")["rows"]
     )
@@ -179,7 +179,7 @@ def test_every_row_says_its_speed_when_full_and_what_it_takes_to_make_it(capsys)
     assert rows["smollm2-135m"]["stored_bits_per_weight"] == 5.0  # Q4_1
     assert rows["smollm2-135m"]["bits_per_weight"] == 5.0
     assert rows["smollm2-135m"]["reason"].endswith("; Q4_1")
-    assert "quantized here from gguf, so quantized twice" in rows["smollm2-135m@nf4"]["reason"]
+    assert "quantized here from gguf (quantized twice)" in rows["smollm2-135m@nf4"]["reason"]
     assert "twice" not in rows["gpt-oss-20b@nf4"]["reason"]  # its experts keep their format
 
 
@@ -362,7 +362,7 @@ def test_the_card_in_this_machine_is_asked_when_none_is_named(capsys, monkeypatc
     assert fit_json(capsys, "--vram", "12")["desktop_bytes"] == 2**30
     monkeypatch.delenv("LOCALQ_DESKTOP")
     assert fit_json(capsys, "--vram", "12")["desktop_bytes"] == 700_000_000  # assumed, and said
-    assert "less 668 MiB for the desktop (assumed; --desktop 0" in fit_notes(capsys, "--vram", "12")
+    assert "less 668 MiB for the desktop (assumed; use --desktop 0" in fit_notes(capsys, "--vram", "12")
     assert "1,280 MiB used by other programs" in fit_notes(capsys)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bbbb,0")
     assert fit_json(capsys)["vram_bytes"] == 1228 * MIB

@@ -105,7 +105,7 @@ def test_errors_are_those_of_pull(server, capsys, monkeypatch):
     server.add("maker/pickled", {**fake_hub.model_files(), "pytorch_model.bin": b"x"})
     del server.repos["maker/pickled"].commits[fake_hub.COMMIT]["model.safetensors"]
     for repo, code, said in (
-        ("maker/none", 4, "does not exist or is private"), (f"{REPO}@v9", 4, "no revision"),
+        ("maker/none", 4, "does not exist or is private"), (f"{REPO}@v9", 4, "revision 'v9' does not exist"),
         ("maker/gated", 5, "hf auth login"), ("maker/pickled", 8, "pickle"),
     ):  # fmt: skip
         for verb in ("fit", "pull"):

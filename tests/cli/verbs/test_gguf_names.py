@@ -105,7 +105,7 @@ def test_a_part_that_is_missing_makes_it_incomplete_and_pull_fetches_it(server, 
 def test_an_unknown_tag_lists_the_tags(server, capsys):
     for verb in (["pull"], ["fit", "--vram", "4"], ["run", "--dry-run"]):
         err = localq(capsys, *verb, f"{REPO}:Q5_K_M", code=4)[1]
-        assert "there is no Q5_K_M; available: Q2_K, Q4_K_M, Q8_0, UD-Q4_K_XL" in err
+        assert "no GGUF model matches Q5_K_M; available: Q2_K, Q4_K_M, Q8_0, UD-Q4_K_XL" in err
     assert "mmproj" not in err
     assert not hub_cache.repo_folder(REPO).exists()
 
@@ -145,7 +145,9 @@ def test_the_command_is_of_the_largest_that_fits_where_the_usual_one_does_not(se
     assert err.splitlines()[-1] == "Run `localq pull maker/big-GGUF:Q6_K`."
     err = localq(capsys, "pull", "maker/big-GGUF", "--vram", "500MiB", code=2)[1]
     assert err.count("too large: needs") == 3
-    assert err.splitlines()[-1].startswith("None of them fits here. To list the models that fit, run `localq fit")
+    assert err.splitlines()[-1].startswith(
+        "None of them fits on this machine. To list the models that fit, run `localq fit"
+    )
 
 
 def test_the_list_names_the_revision_that_was_asked_for(server, capsys):

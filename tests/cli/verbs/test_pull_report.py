@@ -85,7 +85,10 @@ def test_without_a_gpu_the_ram_counts(server, capsys, monkeypatch):
 
 def test_a_card_that_is_not_here_has_a_desktop_unless_told_otherwise(server, capsys):
     err = localq(capsys, "pull", REPO, "--vram", "4")
-    assert "card's memory is free, less 668 MiB for the desktop (assumed; --desktop 0 if no monitor is attached)" in err
+    assert (
+        "card's memory is free, less 668 MiB for the desktop (assumed; use --desktop 0 if no monitor is attached)"
+        in err
+    )
     server.repos["maker/other"] = server.repos[REPO]
     assert "desktop" not in localq(capsys, "pull", "maker/other", "--vram", "4", "--desktop", "0")
 

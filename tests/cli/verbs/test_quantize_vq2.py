@@ -146,9 +146,9 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
     ("arguments", "named"),
     [
         (("--bits", "2"), "--bits: --format nf4"),
-        (("--bits", "3"), "Use it with --format vq2, bcq."),
-        (("--windows", "2"), "Use it with --format vq2, aqlm2x8, bcq, squeezellm."),
-        (("--seed", "1"), "Use it with --format vq2, aqlm2x8."),
+        (("--bits", "3"), "Formats with this option: vq2, bcq."),
+        (("--windows", "2"), "Formats with this option: vq2, aqlm2x8, bcq, squeezellm."),
+        (("--seed", "1"), "Formats with this option: vq2, aqlm2x8."),
         (("--format", "aqlm2x8", "--bits", "4"), "Use it with --format vq2 or bcq."),
         (("--calibration", LICENSE), "--calibration: --format nf4"),
         (("--windows", "3"), "--windows: --format nf4"),

@@ -198,7 +198,7 @@ def test_other_bytes_than_requested_are_refused(homes, monkeypatch, stated):
         ):
             error = refused(call)
             assert error.exit_code == ExitCode.NETWORK
-            assert "different byte range of config.json than the one requested" in str(error)
+            assert "the wrong byte range of config.json" in str(error)
 
 
 def test_a_small_file_that_drips_ends(homes, monkeypatch):

@@ -48,7 +48,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("/undo", "removed: hey"),
     (LONG, "=nine"),
     (LONG + "again", "=ten"),
-    ("/compact", "instead of the oldest"),
+    ("/compact", "now replaces the oldest"),
     ("/compact off", "the prompt contains the original turns again"),
     ("/clear", "cleared"),
     ("/model", "current model: "),
