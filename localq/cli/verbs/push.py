@@ -178,7 +178,10 @@ def _tell(plan: PushPlan, commit: str, quiet: bool, json: bool) -> None:
 
     repo, address = plan.request.repo, f"{endpoint()}/{plan.request.repo}"
     if json:
-        print_json({**_fields(plan), "address": address, "commit": commit})
+        from localq.files.publish.plan import catalogue_source
+
+        table = catalogue_source(plan, commit)
+        print_json({**_fields(plan), "address": address, "commit": commit, "catalogue": table})
         return
     if not quiet:
         sent = f"{human_bytes(plan.send_bytes)} uploaded" if plan.to_send else "already complete"

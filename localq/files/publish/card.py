@@ -105,7 +105,7 @@ def _size(facts: CardFacts) -> str:
 
 def _made(facts: CardFacts) -> str:
     record = facts.record or ConversionRecord(localq="")
-    source = record.repo or record.source
+    source = record.source
     if source and record.revision:
         source = f"{source} at commit {record.revision}"
     rows = [

@@ -22,9 +22,11 @@ from localq.wording import OnProgress
 LICENCE_TEXT = re.compile(r"(LICEN[SC]E|NOTICE|USE_POLICY|COPYING)[A-Za-z0-9._-]{0,100}")
 MAX_LICENCE_BYTES = 2**20
 MAX_REGULAR_BYTES = 64 * 2**20  # larger files are never in git itself
-_LINEAR = re.compile(
-    r"(?P<module>(?:(?:model|language_model|text_model|backbone)\.)*layers\.\d+\.(?:\w+\.)*?"
-    r"(?:\w+_proj|kv_a_proj_with_mqa|\w+_linear|w[123]|in_proj_(?:qkv|z)))\.(?!bias$)"
+# Tensors of the matrices of decoder blocks, and codebooks that several of them share.
+_OF_MATRICES = re.compile(
+    r"(?:(?:model|language_model|text_model|backbone)\.)*(?:layers\.\d+\.(?:\w+\.)*?"
+    r"(?:\w+_proj|kv_a_proj_with_mqa|\w+_linear|w[123]|in_proj_(?:qkv|z))\.(?!bias$).+"
+    r"|(?:layers\.\d+\.)?(?:\w+\.)*codebook\w*)"
 )
 
 
@@ -152,5 +154,5 @@ def _architecture(files: ModelFiles) -> Architecture | None:
 
 def _matrix_bits(tensors: dict[str, Entry], arch: Architecture | None) -> float | None:
     """Bits per weight of the matrices of decoder blocks: codes, scales, codebooks, and those left unquantized."""
-    stored = sum(each.nbytes for name, each in tensors.items() if _LINEAR.match(name))
+    stored = sum(each.nbytes for name, each in tensors.items() if _OF_MATRICES.fullmatch(name))
     return 8 * stored / arch.linear_parameters if arch is not None and stored else None

@@ -6,6 +6,7 @@ Everything that forbids an upload is found here, before the first byte is sent.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -232,6 +233,17 @@ def lines(plan: PushPlan) -> list[str]:
         what = "there already" if each not in plan.to_send else "replaced" if each.name in plan.replaced else "new"
         found.append(f"{each.name:<{width}}  {human_bytes(each.size):>8}  {what}")
     return [*found, *(f"{name:<{width}}  {'':>8}  removed" for name in plan.removed)]
+
+
+def catalogue_source(plan: PushPlan, commit: str) -> str:
+    """The [[model.source]] table that names the uploaded model in a catalogue."""
+    read = [each for each in plan.files if _is_weights(each.name) or _is_read(each.name)]
+    fields = {"format": plan.model.format, "repo": plan.request.repo, "revision": commit}
+    fields |= {"scheme": plan.model.scheme} if plan.model.scheme else {}
+    fields |= {"licence": plan.terms.id}
+    size = sum(each.size for each in read if each.name != checked_files.SUMS_NAME)
+    rows = [*(f"{key} = {json.dumps(value)}" for key, value in fields.items()), f"bytes = {size}", "verified = true"]
+    return "\n".join(["[[model.source]]", *rows, ""])
 
 
 def count(files: int) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from localq import __version__
 from localq.errors import bad_file
-from localq.files import catalog, format_facts, json_files, packaged_model
+from localq.files import catalog, format_facts, gguf_choice, json_files, packaged_model
 from localq.files.catalog import Source, Target
 from localq.sanitize import sanitize
 
@@ -29,9 +29,9 @@ _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")  # folder of a repos
 class ConversionRecord:
     """How a model was made; "" for what is not known.
 
-    source, repo, revision   the source as the user named it, and its repository and commit
+    source, repo, revision   the source, its repository (of an embedded model the original one) and its commit
     licence      of the source, as the catalogue states it
-    command      the command without paths
+    command      the command without paths, and without --out
     calibration  the text, in words
     localq       the version that made it
     """
@@ -66,15 +66,22 @@ def read(folder: Path) -> ConversionRecord | None:
 def describe(target: Target, path: Path, format: str, options: Sequence[str]) -> ConversionRecord:
     """The record of quantizing `target`, whose files are at `path`, to `format` with the `options` of the command."""
     repo, revision = _repo_of(target, path)
-    source = _catalogued(repo) or target.source or target.base
-    if source is None:
-        source = packaged_model.source_of(path)
-    if not repo and source is not None and source.kind == "pypi":
-        repo = _original(source)
-    shown = repo or target.repo or (target.name if target.path is None else path.name)
-    words = ["localq", "quantize", shown, "--format", format, *options]
-    licence = source.licence if source is not None else ""
-    return ConversionRecord(shown, repo, revision, licence, format, " ".join(map(_plain, words)))
+    embedded = packaged_model.source_of(path) or _embedded(target)
+    licence = _licence_of(repo)
+    if embedded is not None:
+        repo, licence = _original(embedded), embedded.licence
+    name = target.name
+    if target.path is not None:
+        name = packaged_model.name_of(embedded) if embedded is not None else repo or path.name
+    source = repo or name
+    if path.suffix.casefold() == gguf_choice.SUFFIX:
+        source = f"{source} ({path.name})"
+    words = ["localq", "quantize", name, "--format", format, *options]
+    return ConversionRecord(source, repo, revision, licence, format, " ".join(map(_plain, words)))
+
+
+def _embedded(target: Target) -> Source | None:
+    return target.source if target.source is not None and target.source.kind == "pypi" else None
 
 
 def _plain(word: str) -> str:
@@ -92,12 +99,10 @@ def _repo_of(target: Target, path: Path) -> tuple[str, str]:
     return target.repo or (target.source.repo if target.source is not None else ""), ""
 
 
-def _catalogued(repo: str) -> Source | None:
-    """The source of the catalogue that is this repository, if any."""
-    if not repo:
-        return None
-    sources = (source for entry in catalog.load_catalogue() for source in entry.sources)
-    return next((each for each in sources if each.repo.casefold() == repo.casefold()), None)
+def _licence_of(repo: str) -> str:
+    """The licence that the catalogue states for this repository; "" for one that it does not have."""
+    sources = (source for entry in catalog.load_catalogue() for source in entry.sources if source.repo)
+    return next((each.licence for each in sources if each.repo.casefold() == repo.casefold()), "")
 
 
 def _original(source: Source) -> str:

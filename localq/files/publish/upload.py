@@ -45,7 +45,7 @@ def push(plan: PushPlan, on_progress: OnProgress | None = None) -> str:
 
 @contextlib.contextmanager
 def _quiet_library() -> Iterator[None]:
-    """Let the client library use plain HTTPS, and print no warnings."""
+    """Let the client library use plain HTTPS, and print no bars and no warnings."""
     library = connection.library()
     constants: Any = library.constants
     before = constants.HF_HUB_DISABLE_XET
@@ -53,6 +53,7 @@ def _quiet_library() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the library's own use of its HTTP library
+            library.utils.disable_progress_bars()
             yield
     finally:
         constants.HF_HUB_DISABLE_XET = before
