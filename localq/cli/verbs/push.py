@@ -31,7 +31,7 @@ def push(
     license: Annotated[
         str,
         typer.Option(
-            "--license", metavar="ID", help="License of the source model, where it is not known.",
+            "--license", "--licence", metavar="ID", help="Licence of the source model, where it is not known.",
             rich_help_panel=help_page.MODEL,
         ),
     ] = "",
@@ -67,7 +67,7 @@ def push(
 ) -> int:  # fmt: skip
     """Upload a model quantized here to the Hugging Face hub.
 
-    Checks the files and the license of the source first, and writes a model card. Interrupted uploads resume: the same
+    Checks the files and the licence of the source first, and writes a model card. Interrupted uploads resume: the same
     command sends what is missing. `localq chat ORG/REPO` then works everywhere.
     """
     from localq.files.publish.plan import PushRequest  # start-up cost: not for --help

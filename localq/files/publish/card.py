@@ -85,8 +85,6 @@ def _version(facts: CardFacts) -> str:
 def _run(facts: CardFacts) -> str:
     lines = ["## Run it", "", "```", f"localq chat {facts.repo}", "```", ""]
     lines.append(f"`localq show {facts.repo}` prints the memory that it needs.")
-    if facts.format == "nf4":
-        lines.append("transformers with bitsandbytes reads the files as well.")
     return "\n".join(lines)
 
 

@@ -101,10 +101,14 @@ def test_a_model_comes_back_from_the_hub_as_it_was(made, server, capsys):
 
 
 def test_the_card(made, server, capsys):
-    """The whole card; to accept a change, write the new text to the file."""
+    """The whole card; to accept a change, delete the file and run the test twice."""
     out, _ = push(capsys, made, REPO, "--dry-run")
     lines, card = out.split("\n\n---\n", 1)
-    assert f"---\n{card}".replace(__version__, "VERSION") == CARD.read_text()
+    found = f"---\n{card}".replace(__version__, "VERSION")
+    if not CARD.exists():
+        CARD.write_text(found)
+        pytest.fail("the file was written")
+    assert found == CARD.read_text()
     assert f"repository  {REPO} (public, new)" in lines
     assert "licence     apache-2.0 (Apache License 2.0)" in lines
     assert re.search(r"model.safetensors +\d+\.\d kB  new", lines)
@@ -307,9 +311,9 @@ def test_what_a_record_says_cannot_escape(copy, server, capsys):
     push(capsys, copy, REPO, "--yes", "--license", "apache-2.0", "--base", BASE)
     card = held(server)["README.md"].decode()
     assert not set("\x1b\x07\u202e") & set(card)
-    outside = re.sub(r"`[^`]*`", "", card)
-    assert "\\<script\\>" in outside
-    assert not re.search(r"(?<!\\)<script|\]\(x\)(?<!\\\]\(x\))", outside)
+    outside = re.sub(r"`[^`]*`", "", card).replace("\\<", "").replace("\\]", "")
+    assert "<script" not in outside
+    assert "](x)" not in outside
     assert card.count("\n---\n") == 1
 
 
@@ -366,10 +370,10 @@ def test_a_catalogue_names_such_a_repository_in_place_of_making_the_model(made, 
         return next(row for row in json.loads(capsys.readouterr().out)["rows"] if row["name"] == f"tiny@{format}")
 
     models.write_text(ENTRY)
-    assert "quantized here" in fit()["remark"]
+    assert fit()["quantized_here"]
     scheme = "" if format == "nf4" else 'scheme = "s4l16"\n'
     models.write_text(ENTRY + "\n" + table.replace('format = "nf4"\n', f'format = "{format}"\n{scheme}'))
-    assert "quantized here" not in fit()["remark"]
+    assert not fit()["quantized_here"]
     found = catalog.resolve(f"tiny@{format}")
     assert (found.source.repo, found.source.revision) == (REPO, server.repos[REPO].refs["main"])
     assert execute(["pull", f"tiny@{format}", "--dry-run", "--vram", "8"]) == 0
