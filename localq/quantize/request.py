@@ -50,7 +50,7 @@ class TensorwiseRequest:
     budget: BitBudget | None = None
     force: bool = False
     shard_bytes: int = SHARD_BYTES
-    record: ConversionRecord | None = None
+    record: ConversionRecord | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LayerwiseRequest:
     shards: Shards | None = None
     layers: PrequantizedLayers | None = None
     start_note: str = ""
-    record: ConversionRecord | None = None
+    record: ConversionRecord | None = field(default=None, compare=False)
 
 
 def layerwise_task(request: LayerwiseRequest, layout: Sequence[dict[str, TensorInfo]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from localq.errors import LocalqError, usage_error
+from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog, checked_files
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client, layout
@@ -160,15 +160,16 @@ def _licence_files(request: PushRequest, model: MadeModel, base: str, terms: Ter
 
 
 def _texts_of(base: str, without: set[str]) -> dict[str, str]:
-    """Name -> content of the licence's texts in the repository of the source model."""
+    """Name -> content of the licence's texts in the repository of the source model; {} where they are closed."""
+    found = {}
     try:
         listing = client.list_files(base, "main")
-    except LocalqError:  # it was renamed, or its files are closed to this user: the record has its name
-        return {}
-    found = {}
-    for name, file in listing.files.items():
-        if LICENCE_TEXT.fullmatch(name) and name not in without and file.size <= MAX_LICENCE_BYTES:
-            found[name] = client.first_bytes(listing, file, file.size).decode(errors="replace")
+        for name, file in listing.files.items():
+            if LICENCE_TEXT.fullmatch(name) and name not in without and file.size <= MAX_LICENCE_BYTES:
+                found[name] = client.first_bytes(listing, file, file.size).decode(errors="replace")
+    except LocalqError as error:
+        if error.exit_code not in (ExitCode.UNKNOWN_MODEL, ExitCode.GATED):  # renamed, or not open to this user
+            raise
     return found
 
 

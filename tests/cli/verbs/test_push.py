@@ -16,7 +16,7 @@ import pexpect
 import pytest
 import torch
 
-from localq import __version__
+from localq import __version__, places
 from localq.cli import execute
 from localq.engine.load.load import load
 from localq.errors import ExitCode
@@ -231,6 +231,17 @@ def test_names_that_are_no_repository(made, server, capsys, repo):
     assert "ORG/REPO" in push(capsys, made, repo, "--yes", code=ExitCode.USAGE)[1]
 
 
+def test_a_model_by_the_name_that_ls_shows(made, server, capsys):
+    folder = places.quantized_dir() / "tiny@nf4"
+    folder.parent.mkdir(parents=True)
+    made.rename(folder)
+    try:
+        push(capsys, "tiny@nf4", REPO, "--yes")
+    finally:
+        folder.rename(made)
+    assert held(server)["config.json"] == (made / "config.json").read_bytes()
+
+
 def test_a_repository_of_something_else(made, server, capsys):
     server.add(REPO, {"model.safetensors": b"other"})
     _, err = push(capsys, made, REPO, "--yes", code=ExitCode.USAGE)
@@ -252,6 +263,20 @@ def test_an_unknown_licence_has_to_be_named(made, server, capsys):
     card = held(server)["README.md"].decode()
     assert 'license: other\nlicense_name: "my-own"' in card
     assert "Read its terms at the source model" in card
+
+
+def test_of_a_source_that_the_hub_has_no_more_the_record_counts(copy, server, capsys):
+    made_models.change_record(copy, licence="mit")
+    del server.repos[BASE]
+    push(capsys, copy, REPO, "--yes")
+    assert 'license: "mit"' in held(server)["README.md"].decode()
+    assert "LICENSE" not in held(server)
+
+
+def test_a_source_that_cannot_be_reached_is_an_error(made, server, capsys):
+    server.fail(f"GET /{BASE}/resolve/", *[500] * 40)
+    push(capsys, made, REPO, "--yes", code=ExitCode.NETWORK)
+    assert writes(server) == []
 
 
 def test_a_known_licence_is_not_contradicted(made, server, capsys):
