@@ -149,9 +149,9 @@ def _confirm(plan: PushPlan) -> bool:
     if not (sys.stdin.isatty() and stderr().isatty()):
         why = "cannot ask for confirmation without a terminal"
         raise usage_error("localq push", why, "Use --yes to skip the confirmation.")
-    from localq.files.publish.plan import count, lines  # start-up cost, as above
+    from localq.files.publish.plan import count, summary  # start-up cost, as above
 
-    for line in lines(plan):
+    for line in summary(plan):
         note(line)
     kind = "private" if plan.private else "public"
     sent = f"{human_bytes(plan.send_bytes)} in {count(len(plan.to_send))}"

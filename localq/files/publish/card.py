@@ -91,13 +91,13 @@ def _run(facts: CardFacts) -> str:
 def _size(facts: CardFacts) -> str:
     rows = [("format", facts.format + (f", scheme {facts.scheme}" if facts.scheme else ""))]
     if facts.parameters:
-        rows.append(("parameters", f"{facts.parameters:,}"))
+        rows.append(("weights in the files", f"{facts.parameters:,}"))
     if facts.bits is not None:
         text = f"{facts.bits:.3f} (matrices of the decoder, with scales, codebooks and rotations)"
         rows.append(("bits per weight", text))
     if facts.all_bits is not None:
         rows.append(("bits per weight, whole model", f"{facts.all_bits:.3f} (with embedding, head and norms)"))
-    rows.append(("files of weights", human_bytes(facts.weights_bytes)))
+    rows.append(("size of the files", human_bytes(facts.weights_bytes)))
     return f"## Size\n\n{_table(rows)}"
 
 

@@ -218,8 +218,8 @@ def _taken(plan: PushPlan) -> LocalqError:
 # ---- for the user
 
 
-def lines(plan: PushPlan) -> list[str]:
-    """The plan as lines: repository, source, licence, and every file."""
+def summary(plan: PushPlan) -> list[str]:
+    """Repository, source, licence and size of the upload as lines, and files that it replaces or removes."""
     state = "exists" if plan.remote.commit else "not compared with the hub" if plan.request.offline else "new"
     kind = "private" if plan.private else "public"
     found = [
@@ -227,13 +227,18 @@ def lines(plan: PushPlan) -> list[str]:
         f"source      {plan.base or 'not recorded'}",
         f"licence     {plan.terms.id} ({plan.terms.name})" if plan.terms.is_known else f"licence     {plan.terms.id}",
         f"to send     {human_bytes(plan.send_bytes)} in {count(len(plan.to_send))} of {len(plan.files)}",
-        "",
     ]
-    width = max(len(each.name) for each in plan.files)
+    found += [f"replaces    {', '.join(plan.replaced)}"] if plan.replaced else []
+    return found + ([f"removes     {', '.join(plan.removed)}"] if plan.removed else [])
+
+
+def lines(plan: PushPlan) -> list[str]:
+    """The summary, and every file with what becomes of it."""
+    found, width = [*summary(plan), ""], max(len(each.name) for each in plan.files)
     for each in plan.files:
         what = "there already" if each not in plan.to_send else "replaced" if each.name in plan.replaced else "new"
         found.append(f"{each.name:<{width}}  {human_bytes(each.size):>8}  {what}")
-    return [*found, *(f"{name:<{width}}  {'':>8}  removed" for name in plan.removed)]
+    return found
 
 
 def catalogue_source(plan: PushPlan, commit: str) -> str:
