@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProgress]:
-    """A bar for fetching `name`; without a terminal one line if `announced`, with -q nothing."""
+def fetch_bar(name: str, quiet: bool, *, announced: bool = False, verb: str = DOWNLOADING) -> Iterator[OnProgress]:
+    """A bar for fetching `name`; without a terminal one line if `announced`, with -q nothing.
+
+    verb   what is done with `name`, for that line
+    """
     if quiet or not is_rich_terminal(stderr()) or _is_disabled():
         if announced and not quiet:
-            note(f"downloading {name}")
+            note(f"{verb} {name}")
         yield lambda what, done, total: None
         return
     bar = _Bar(name)

@@ -21,7 +21,7 @@ GROUPS = {
     "Chat": ("chat", "tui", "run"),
     "Serve": ("serve", "ps", "stop"),
     "Models": ("pull", "ls", "show", "verify", "rm", "prune", "fit"),
-    "Quantize and measure": ("quantize", "bench", "eval"),
+    "Quantize and measure": ("quantize", "push", "bench", "eval"),
     "Setup": ("doctor", "config", "help"),
 }
 VERBS = tuple(verb for group in GROUPS.values() for verb in group)

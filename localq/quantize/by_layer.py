@@ -93,7 +93,7 @@ def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, sa
                         request.layers, writer, work.drafts(shards) or shards[1 : 1 + model.layers]
                     )
                 work.run(writer, shards, ResumeFiles(out, task), report, note)
-            write_small_files(source, work.quantization_config(), out, work.changes())
+            write_small_files(source, work.quantization_config(), out, work.changes(), request.record)
             (out / joint_training.FILE).unlink(missing_ok=True)
             writer.finish()
             (out / bit_mixture.FILE).unlink(missing_ok=True)

@@ -70,7 +70,8 @@ def convert(request: TensorwiseRequest, on_progress: OnProgress | None = None, s
             elif text is not None:
                 moments = input_moments.load_or_measure(out, text, source, checkpoint, report)
             _write_shards(writer, checkpoint, jobs, module, source, on_progress, moments, layers)
-            write_small_files(source, module.quantization_config(output_dtype(source), skipped_modules(jobs)), out)
+            quantization = module.quantization_config(output_dtype(source), skipped_modules(jobs))
+            write_small_files(source, quantization, out, record=request.record)
             writer.finish()
             for name in (input_moments.FILE, bit_mixture.FILE):
                 (out / name).unlink(missing_ok=True)

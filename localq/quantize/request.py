@@ -16,6 +16,7 @@ from localq.errors import usage_error
 from localq.files import own_head
 from localq.files.hub.shards import Shards
 from localq.files.model_folder import ModelFiles
+from localq.files.publish.record import ConversionRecord
 from localq.formats import fp8_source
 from localq.formats.checkpoint import Checkpoint, TensorInfo
 from localq.formats.open_checkpoint import open_checkpoint, open_fetched
@@ -38,6 +39,7 @@ class TensorwiseRequest:
             (`binary/layers.py`); None: all columns count alike, each matrix by itself
     budget  of bcq, in place of scheme and text: bits per weight, spent where they matter most
     force   replace an earlier model in `out`
+    record  what is kept of the source and the command
     """
 
     source: ModelFiles
@@ -48,6 +50,7 @@ class TensorwiseRequest:
     budget: BitBudget | None = None
     force: bool = False
     shard_bytes: int = SHARD_BYTES
+    record: ConversionRecord | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class LayerwiseRequest:
     shards   the weights of `source`, downloaded file by file; None: they are on disk
     layers   already quantized: only embedding and head are converted, without windows; None: all are
     start_note  a line for the user, once `out` is accepted
+    record   what is kept of the source and the command
     """
 
     source: ModelFiles
@@ -84,6 +88,7 @@ class LayerwiseRequest:
     shards: Shards | None = None
     layers: PrequantizedLayers | None = None
     start_note: str = ""
+    record: ConversionRecord | None = field(default=None, compare=False)
 
 
 def layerwise_task(request: LayerwiseRequest, layout: Sequence[dict[str, TensorInfo]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import typer
 from localq import processes
 from localq.cli import agree, help_page, options
 from localq.cli.output import is_rich_terminal, note, print_json, stderr, stderr_console
-from localq.cli.verbs import quantize_bcq, quantize_calibrated
+from localq.cli.verbs import quantize_bcq, quantize_calibrated, quantize_record
 from localq.cli.verbs.quantize_calibrated import WEIGHED_WINDOWS, CalibrationOptions
 from localq.errors import usage_error
 from localq.files import format_facts
@@ -22,8 +22,11 @@ from localq.settings import Settings
 from localq.wording import OnProgress, human_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from localq.files.hub.shards import Shards
     from localq.files.model_folder import ModelFiles
+    from localq.files.publish.record import ConversionRecord
     from localq.quantize.calibration import Texts
     from localq.quantize.model.input_moments import CalibrationText
     from localq.quantize.prequantized_layers import PrequantizedLayers
@@ -82,7 +85,11 @@ def quantize(
     )
     settings = options.load_settings(offline=offline, device=device, vram=vram)
     processes.check_torch()
-    job = _Conversion(source, format, out, force, quiet, settings, keep, scheme, mix, yes)
+    given = quantize_record.words(
+        bits=bits, group=group, zero_points=zero_points, calibration=texts, windows=windows, best=best, seed=seed,
+        layers=layers,
+    )  # fmt: skip
+    job = _Conversion(source, format, out, force, quiet, settings, keep, scheme, mix, yes, given)
     folder = job.run(calibration_options)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if json:
@@ -105,6 +112,13 @@ class _Conversion:
     scheme: str = ""
     mix: float | None = None  # bits per weight of a mixture of bcq
     yes: bool = False
+    options: tuple[str, ...] = ()  # as given, for the record
+
+    def record(
+        self, files: ModelFiles, asked: CalibrationOptions, windows: Sequence[Sequence[int]] = ()
+    ) -> ConversionRecord:
+        """The record of this conversion; windows: of the calibration text, if any."""
+        return quantize_record.record(self.source, files.path, self.format, self.options, asked, windows)
 
     def say(self, line: str) -> None:
         """Print a line unless quiet."""
@@ -140,15 +154,19 @@ class _Conversion:
         with _progress(self.quiet) as on_progress:
             files = open_model(prepare.source_path(self.source, self.say, on_progress, self.settings.offline))
             if not on_text:
-                return self._convert_by_tensor(
-                    files, self._weighing(files, text, asked) if weighed else None, on_progress
-                )
+                weighing = self._weighing(files, text, asked) if weighed else None
+                record = self.record(files, asked, weighing.windows if weighing is not None else ())
+                return self._convert_by_tensor(files, weighing, on_progress, record)
         if ready is not None and not asked.best:
-            return self._around(files, ready)
+            return self._around(files, ready, asked)
         return self._on_text(files, text, asked, ready)
 
     def _convert_by_tensor(
-        self, files: ModelFiles, weighing: CalibrationText | None, on_progress: OnProgress | None
+        self,
+        files: ModelFiles,
+        weighing: CalibrationText | None,
+        on_progress: OnProgress | None,
+        record: ConversionRecord,
     ) -> Path:
         """Convert each matrix alone, in one pass over the weights."""
         from localq.quantize import by_tensor  # torch loads only now
@@ -156,9 +174,8 @@ class _Conversion:
         from localq.quantize.request import TensorwiseRequest
 
         budget = None if weighing is None or self.mix is None else binary_mixture.BitBudget(self.mix, weighing)
-        request = TensorwiseRequest(
-            files, self.format, self.out, self.scheme, weighing if budget is None else None, budget, self.force
-        )
+        text = weighing if budget is None else None
+        request = TensorwiseRequest(files, self.format, self.out, self.scheme, text, budget, self.force, record=record)
         return by_tensor.convert(request, on_progress, self.say)
 
     def _weighing(self, files: ModelFiles, text: Texts, asked: CalibrationOptions) -> CalibrationText | None:
@@ -183,7 +200,9 @@ class _Conversion:
         self.say(f"{files.name}: {what} using {counted}, on {where}. To skip this step, use --calibration none.")
         return CalibrationText(ids, choice.device)
 
-    def _around(self, files: ModelFiles, ready: PrequantizedLayers, shards: Shards | None = None) -> Path:
+    def _around(
+        self, files: ModelFiles, ready: PrequantizedLayers, asked: CalibrationOptions, shards: Shards | None = None
+    ) -> Path:
         """Quantize embedding and head around existing layers."""
         import torch
 
@@ -194,8 +213,9 @@ class _Conversion:
         prequantized_layers.check(ready, files, shards)
         cpu = torch.device("cpu")  # seconds of work, and the same bytes everywhere
         request = LayerwiseRequest(
-            files, self.out, (), cpu, seed=ready.seed, force=self.force, shards=shards, layers=ready
-        )
+            files, self.out, (), cpu, seed=ready.seed, force=self.force, shards=shards, layers=ready,
+            record=self.record(files, asked),
+        )  # fmt: skip
         with progress_lines.quantize_bar(self.quiet) as on_progress:
             return by_layer.convert(request, on_progress, self.say)
 
@@ -220,7 +240,7 @@ class _Conversion:
         try:
             files = open_model(shards.folder, weights=False)
             if ready is not None and not asked.best:
-                return self._around(files, ready, shards)
+                return self._around(files, ready, asked, shards)
             return self._on_text(files, text, asked, ready, shards)
         finally:
             shards.close(done=load_state(self.out) is None)  # finished, or not started
@@ -263,6 +283,7 @@ class _Conversion:
             force=self.force,
             shards=shards,
             layers=ready,
+            record=self.record(files, asked, ids),
             start_note=f"{files.name}: {counted}, on {where}. If interrupted, run the same command to resume.",
         )
         is_idle = request.vram_bytes and choice.device.type == "cpu"

@@ -67,8 +67,8 @@ def is_offline() -> bool:
     return any(value.strip().casefold() in ("1", "true", "yes", "on") for value in values)
 
 
-def list_files(repo: str, revision: str) -> Listing:
-    """The files of `repo` at the current commit of `revision` (branch, tag or commit). Raises LocalqError."""
+def repo_info(repo: str, revision: str = "main") -> dict[str, Any]:
+    """What the hub states about `repo` at `revision`, unchecked. Raises LocalqError as `list_files`."""
     library = connection.library()
     try:
         library.utils.validate_repo_id(repo)
@@ -82,7 +82,13 @@ def list_files(repo: str, revision: str) -> Listing:
         with connection.get(repo, address, headers, connect_s=TIMEOUT_S, stall_s=TIMEOUT_S) as answer:
             return _parse(repo, answer.read(repo, MAX_INFO_BYTES, STALL_S))
 
-    info = with_retries(ask, repo, revision)
+    found: dict[str, Any] = with_retries(ask, repo, revision)
+    return found
+
+
+def list_files(repo: str, revision: str) -> Listing:
+    """The files of `repo` at the current commit of `revision` (branch, tag or commit). Raises LocalqError."""
+    info = repo_info(repo, revision)
     try:
         return _listing(repo, info)
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON of another shape

@@ -141,7 +141,7 @@ def get(what: str, address: Address, headers: dict[str, str], *, connect_s: floa
 
 def _send(address: Address, headers: dict[str, str], timeouts: tuple[float, ...]) -> Any:
     """The library's answer, with the headers. The thread is abandoned when that takes too long, or on Ctrl-C."""
-    session = _session()
+    session = open_session()
     token = access_token() if origin(address) == origin(endpoint()) else None
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     abandoned = threading.Event()
@@ -254,7 +254,7 @@ def access_token() -> Secret | None:
     return token
 
 
-def _session() -> Any:
+def open_session() -> Any:
     """The library's HTTP session.
 
     Raises LocalqError (exit 6) for a proxy or certificates that the HTTP library cannot use.

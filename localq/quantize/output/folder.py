@@ -19,6 +19,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import own_files
 from localq.files.json_files import inside
 from localq.files.model_folder import LOCK_NAME, STATE_NAME, ModelFiles
+from localq.files.publish.record import RECORD_NAME, ConversionRecord
 from localq.formats.checkpoint import TensorInfo
 from localq.quantize.output.shards import load_state, write_file
 
@@ -30,7 +31,7 @@ COPIED = re.compile(
 )
 OURS = re.compile(
     r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|conversion\.(state|bits)\.json"
-    r"|conversion\.(moments|measuring|training|(measured|layer)-\d{5})\.safetensors|localq\.sha256)"
+    r"|conversion\.(moments|measuring|training|(measured|layer)-\d{5})\.safetensors|localq\.(sha256|json))"
 )
 
 
@@ -177,9 +178,15 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
 
 
 def write_small_files(
-    source: ModelFiles, quantization: dict[str, Any], out: Path, changes: dict[str, Any] | None = None
-) -> None:
-    """Write config.json, the tokenizer and the other small files; changes: of config.json, beside `quantization`."""
+    source: ModelFiles, quantization: dict[str, Any], out: Path, changes: dict[str, Any] | None = None,
+    record: ConversionRecord | None = None,
+) -> None:  # fmt: skip
+    """Write config.json, the tokenizer, `record` and the other small files.
+
+    changes   of config.json, beside `quantization`
+    """
+    if record is not None:
+        write_file(out / RECORD_NAME, record.to_bytes())
     if source.kind == "gguf":
         write_gguf_text_files(source, out)
     else:

@@ -25,6 +25,7 @@ from localq.files import checked_files
 from localq.files.hub.layout import SMALL_FILES
 from localq.files.json_files import read_object
 from localq.files.model_folder import STATE_NAME
+from localq.files.publish.record import RECORD_NAME
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME
 from localq.formats.checkpoint import TensorInfo
 from localq.formats.tensor_files import DTYPES
@@ -159,7 +160,8 @@ class ShardWriter:
             write_file(self._folder / INDEX_NAME, json.dumps(index, indent=2).encode() + b"\n")
         with disk_errors(self._folder):
             sums = {shard.name: str(self._finished[shard.name]["sha256"]) for shard in self._shards}
-            small = [path.name for path in self._folder.iterdir() if SMALL_FILES.fullmatch(path.name)]
+            names = [path.name for path in self._folder.iterdir()]
+            small = [name for name in names if name == RECORD_NAME or SMALL_FILES.fullmatch(name)]
             index_name = [INDEX_NAME] if len(self._shards) > 1 else []
             sums |= {name: sha256_of(self._folder / name) for name in (*small, *index_name)}
         write_file(self._folder / checked_files.SUMS_NAME, checked_files.sums_text(sums).encode())

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from localq import driver, gpus, kernels, places
+from localq.bench.quality.bits import per_weight
 from localq.cli import execute
 from localq.cli.verbs import quantize_calibrated
 from localq.driver import Driver
@@ -24,6 +25,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog, schemes
 from localq.files.hub import fetch as hub
 from localq.files.model_folder import open_model
+from localq.files.publish import made_model
 from localq.planner import making, prepare
 from localq.quantize import by_layer, calibration
 from localq.quantize.codebooks.initial_codebooks import SCHEMES
@@ -68,6 +70,11 @@ def test_a_model_is_made_and_every_verb_takes_it(source, tmp_path, capsys, monke
     assert "3 windows of 256 tokens" in said
     assert "run the same command to resume" in said
     assert "\x1b" not in said
+    record = json.loads((out / "localq.json").read_text())
+    assert record["calibration"] == "3 windows of 256 tokens from LICENSE"
+    assert record["command"].endswith(" --format vq2 --calibration LICENSE --windows 3")
+    assert str(tmp_path) not in str(record)
+    assert made_model.open_made(out).bits == pytest.approx(per_weight(open_model(out)))
     shown = json.loads(run(capsys, "show", out, "--json")[1])
     assert (shown["format"], shown["scheme"], shown["runs"]) == ("vq2", "s4l16", True)
     (row,) = json.loads(run(capsys, "fit", out, "--vram", "8", "--json")[1])["rows"]
@@ -108,6 +115,18 @@ def asked(monkeypatch, capsys, source: str, *arguments: object) -> LayerwiseRequ
     common = ("--out", "out", "--device", "cpu", "--calibration", LICENSE)
     assert run(capsys, "quantize", source, *common, *arguments)[0] == 0
     return found[0]
+
+
+def test_the_record_names_options_and_texts_without_paths(source, monkeypatch, capsys, tmp_path) -> None:
+    text = tmp_path / "my own.txt"
+    text.write_text("Words of the user. " * 2000)
+    made = asked(monkeypatch, capsys, source, "--format", "vq2", "--best", "--seed", "7", "--calibration", str(text))
+    assert made.record is not None
+    name = Path(source).name
+    assert made.record.source == name
+    command = f'localq quantize {name} --format vq2 --calibration LICENSE --calibration "my own.txt" --best --seed 7'
+    assert made.record.command == command
+    assert made.record.calibration.endswith("tokens from LICENSE, my own.txt")
 
 
 def test_options_reach_the_encoder(source, monkeypatch, capsys) -> None:

@@ -2,7 +2,8 @@
 
 Answers GET /api/models/ORG/REPO[/revision/REV]?blobs=true and HEAD, GET /ORG/REPO/resolve/REV/FILE with Range, ETag,
 X-Repo-Commit and the X-Linked headers of LFS files, in the status codes and headers of the real hub. Every request is
-recorded, with the bytes sent. `fail` scripts answers, `other_content` swaps content, `cdn` is a second host.
+recorded, with the bytes sent. `fail` scripts answers, `other_content` swaps content, `cdn` is a second host. Uploads
+are answered by `hub_writes`, and go to `store`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.files import hub_writes
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -31,6 +34,7 @@ class FakeRepo:
     lfs: frozenset[str]
     gated: str | bool = False
     allowed_tokens: frozenset[str] = frozenset()
+    card: dict[str, Any] = field(default_factory=dict)  # the front matter of its model card
 
     def commit(self, revision: str) -> str | None:
         found = self.refs.get(revision, revision)
@@ -72,6 +76,7 @@ class FakeHub:
         self.sent: dict[str, int] = {}  # path -> bytes of bodies that were sent
         self._going = threading.Event()  # set when it ends
         self.blobs: dict[str, bytes] = {}  # what this host serves as a CDN
+        self.store = hub_writes.Store()
         self._lock, self._changed = threading.Lock(), threading.Condition()
         self._open: set[Any] = set()  # addresses of clients that are connected
 
@@ -192,6 +197,49 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._write_answer()
+
+    def do_PUT(self) -> None:
+        self._write_answer()
+
+    def _write_answer(self) -> None:
+        """Answer a request with a body. A fault with `cut_after` reads so much of it and hangs up."""
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.request_seen = Request(self.command, self.path, headers)
+        fault = self.hub.note(self.request_seen)
+        self.fault = None
+        size = int(headers.get("content-length", 0))
+        if fault is not None and fault.cut_after is not None:
+            self.rfile.read(min(size, fault.cut_after))
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        body = self._body(size)
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        if fault is not None and fault.how != "late":  # "late": it is done, and the answer is lost
+            self._send(fault.status, b"{}", fault.headers)
+            return
+        with self.hub._lock:
+            status, found, more = hub_writes.answer(self.hub, self.command, path, body, token)
+        if fault is not None:
+            status, found, more = fault.status, {}, fault.headers
+        self._send(status, json.dumps(found).encode(), {"Content-Type": "application/json", **more})
+
+    def _body(self, size: int) -> bytes:
+        """The body of a request; slowly from `slow_after` bytes on, so that a test can end its sender."""
+        body, swift = bytearray(), size if self.hub.slow_after is None else self.hub.slow_after
+        while len(body) < size:
+            if len(body) >= swift:
+                self.hub._going.wait(0.02)
+            piece = self.rfile.read(min(2**16, size - len(body)))
+            if not piece:
+                break
+            body += piece
+            self.hub.count(f"{self.command} {self.path}", len(piece))
+        return bytes(body)
+
     def _answer(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.request_seen = Request(self.command, self.path, headers)
@@ -236,7 +284,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if file in repo.lfs:
                 sibling["lfs"] = {"size": len(content), "sha256": sha256(content), "pointerSize": 134}
             siblings.append(sibling)
-        body = {"id": name, "modelId": name, "sha": commit, "gated": repo.gated, "private": False}
+        body = {"id": name, "modelId": name, "sha": commit, "gated": repo.gated, "cardData": repo.card}
+        body["private"] = self.hub.store.private.get(name, False)
         self._send(200, json.dumps({**body, "siblings": siblings}).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, name: str, revision: str, file: str) -> None:
@@ -286,7 +335,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             with contextlib.suppress(ConnectionError):  # the client may hang up at any time
                 self._write(body if cut is None else body[:cut])
         if how == "stall":

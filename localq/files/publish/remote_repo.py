@@ -1,0 +1,71 @@
+"""What a repository of the hub has: names and hashes of its files, and its licence.
+
+Unlike `hub.client.list_files`, all files are listed, in folders too: an upload must not replace what it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from localq.errors import ExitCode, LocalqError
+from localq.files.hub import client
+from localq.files.hub import errors as hub_errors
+
+MAX_FILES = 100_000
+OWN_FILES = (".gitattributes",)  # files that the hub itself puts into every repository
+
+
+@dataclass(frozen=True)
+class RemoteRepo:
+    """A repository as it is on the hub.
+
+    commit   the current one of the main branch; "" for a repository that does not exist
+    files    name -> sha256 of its content (LFS), or git's id; without those of `OWN_FILES`
+    """
+
+    repo: str
+    commit: str = ""
+    private: bool = False
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def read(repo: str) -> RemoteRepo:
+    """The state of `repo`. Raises LocalqError: exit 5 for a rejected token, 6 for the network."""
+    try:
+        info = client.repo_info(repo)
+    except LocalqError as error:
+        if error.exit_code == ExitCode.UNKNOWN_MODEL:
+            return RemoteRepo(repo)
+        raise
+    try:
+        siblings = (info.get("siblings") or ())[:MAX_FILES]
+        files = {str(each["rfilename"]): _content_id(each) for each in siblings}
+        return RemoteRepo(
+            repo, str(info["sha"]), bool(info.get("private")),
+            {name: id for name, id in files.items() if name not in OWN_FILES},
+        )  # fmt: skip
+    except (AttributeError, KeyError, TypeError) as error:  # JSON of another shape
+        raise hub_errors.no_model_hub(repo) from error
+
+
+def _content_id(sibling: dict[str, Any]) -> str:
+    lfs = sibling.get("lfs")
+    return str(lfs["sha256"] if lfs else sibling.get("blobId") or "")
+
+
+def stated_licence(repo: str) -> str:
+    """The licence that the model card of `repo` names; "" if it names none, or there is no such repository."""
+    try:
+        card = client.repo_info(repo).get("cardData")
+    except LocalqError as error:
+        if error.exit_code == ExitCode.UNKNOWN_MODEL:
+            return ""
+        raise
+    if not isinstance(card, dict):
+        return ""
+    found = card.get("license")
+    found = found[0] if isinstance(found, list) and found else found
+    if found == "other":
+        found = card.get("license_name")
+    return found.strip().casefold() if isinstance(found, str) else ""

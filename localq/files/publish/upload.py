@@ -1,0 +1,201 @@
+"""The upload itself: a repository, files of weights one after the other, and commits.
+
+The client library makes the requests, over plain HTTPS as for downloads: Xet has no part in it. A file of weights goes
+to the hub's store first; commits make files visible, the small files with `config.json` in the last one. So the
+repository of an interrupted upload has no configuration, and no load takes it for a whole model. The same command then
+sends what is missing: a file that is committed, or in the hub's store, is not sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from localq import __version__
+from localq.errors import LocalqError
+from localq.files.hub import connection
+from localq.files.hub import errors as hub_errors
+from localq.files.publish import errors, remote_repo
+from localq.files.publish.made_model import SentFile
+from localq.files.publish.plan import PushPlan
+from localq.wording import OnProgress
+
+COMMIT_BYTES = 20 * 10**9  # of weights, after which they are committed: a repository then shows what it has
+COMMIT_FILES = 50
+CONNECT_S, READ_S, WRITE_S = 10.0, 300.0, 60.0  # a store takes minutes to put a large file together
+SMALL_BYTES = 2**20  # smaller files are sent with the commit
+_UPLOADING = "uploading"
+Result = TypeVar("Result")
+
+
+def push(plan: PushPlan, on_progress: OnProgress | None = None) -> str:
+    """Send what the repository lacks; return its commit. The repository is created if need be.
+
+    Raises LocalqError: exit 5 without a token that may write, 4 for an unknown organization, 6 for the network, 1 for a
+    repository that changed meanwhile.
+    """
+    upload = _Upload(plan, on_progress or (lambda what, done, total: None))
+    with _quiet_library():
+        return upload.run()
+
+
+@contextlib.contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Let the client library use plain HTTPS, and print no bars and no warnings."""
+    library = connection.library()
+    constants: Any = library.constants
+    before = constants.HF_HUB_DISABLE_XET
+    constants.HF_HUB_DISABLE_XET = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the library's own use of its HTTP library
+            library.utils.disable_progress_bars()
+            yield
+    finally:
+        constants.HF_HUB_DISABLE_XET = before
+
+
+class _Upload:
+    """One upload: the library's client, the last commit, and the bytes that were sent."""
+
+    def __init__(self, plan: PushPlan, on_progress: OnProgress) -> None:
+        self._plan, self._repo, self._on_progress = plan, plan.request.repo, on_progress
+        self._commit_id, self._done, self._total = plan.remote.commit, 0, plan.send_bytes
+        endpoint = hub_errors.endpoint().reveal()
+        self._api: Any = connection.library().HfApi(
+            endpoint=endpoint, token=False, library_name="localq", library_version=__version__
+        )
+
+    def run(self) -> str:
+        plan = self._plan
+        self._check_token()
+        if not plan.remote.commit:
+            self._call(self._create)
+            self._commit_id = remote_repo.read(self._repo).commit
+        waiting: list[tuple[SentFile, Any]] = []
+        weights = [each for each in plan.to_send if each.path is not None and each.name.endswith(".safetensors")]
+        for file in weights:
+            waiting.append((file, self._store(file)))
+            if sum(each.size for each, _ in waiting) >= COMMIT_BYTES or len(waiting) >= COMMIT_FILES:
+                self._commit(waiting, ())
+                waiting = []
+        for file in (each for each in plan.to_send if each not in weights):
+            waiting.append((file, self._store(file) if file.size > SMALL_BYTES else _operation(file, _unwatched)))
+        if waiting or plan.removed:
+            self._commit(waiting, plan.removed)
+        return self._commit_id
+
+    def _check_token(self) -> None:
+        if connection.access_token() is None:
+            raise errors.no_token(self._repo)
+
+    def _options(self) -> dict[str, Any]:
+        """Repository and token of a call. The token is read for each, and kept in no attribute."""
+        token = connection.access_token()
+        return {"repo_id": self._repo, "token": token.reveal() if token is not None else False}
+
+    def _create(self) -> None:
+        self._api.create_repo(private=self._plan.request.private, exist_ok=True, **self._options())
+
+    def _store(self, file: SentFile) -> Any:
+        """Send a file to the hub's store, if it goes there; the operation that commits it."""
+        begun = self._done
+
+        def report(position: int) -> None:
+            self._on_progress(f"{_UPLOADING} {file.name}", begun + min(position, file.size), self._total)
+
+        operation = _operation(file, report)
+        report(0)
+        # The library tries again by itself; one more try starts the file anew.
+        self._call(lambda: self._api.preupload_lfs_files(additions=[operation], **self._options()), tries=2)
+        self._done = begun + file.size
+        report(file.size)
+        return operation
+
+    def _commit(self, sent: Sequence[tuple[SentFile, Any]], removed: Sequence[str]) -> None:
+        """Commit files, onto the commit that is known: another's commit in between is not overwritten."""
+        delete = connection.library().CommitOperationDelete
+        operations = [*(operation for _, operation in sent), *(delete(path_in_repo=name) for name in removed)]
+
+        def commit() -> str:
+            if self._is_there(sent, removed):  # the answer to an earlier try was lost
+                return self._commit_id
+            done = self._api.create_commit(
+                operations=operations, commit_message=f"Upload {len(operations)} files with localq {__version__}",
+                parent_commit=self._commit_id or None, **self._options(),
+            )  # fmt: skip
+            return str(done.oid)
+
+        self._tried = False
+        self._commit_id = self._call(commit)
+
+    def _is_there(self, sent: Sequence[tuple[SentFile, Any]], removed: Sequence[str]) -> bool:
+        """Return whether an earlier try of this commit succeeded; the first try does not ask."""
+        tried, self._tried = self._tried, True
+        if not tried:
+            return False
+        remote = remote_repo.read(self._repo)
+        there = all(file.is_at(remote.files.get(file.name, "")) for file, _ in sent)
+        if there and not set(removed) & remote.files.keys():
+            self._commit_id = remote.commit
+            return True
+        return False
+
+    def _call(self, call: Callable[[], Result], tries: int = len(hub_errors.PAUSES_S) + 1) -> Result:
+        """Return `call()`, tried again after temporary failures. Raises LocalqError."""
+        for pause_s in (*hub_errors.PAUSES_S[: tries - 1], None):
+            try:
+                connection.open_session().timeout = (CONNECT_S, READ_S, WRITE_S, CONNECT_S)
+                return call()
+            except LocalqError:
+                raise
+            except Exception as error:
+                if pause_s is None or not errors.passes(error):
+                    known = errors.translate(error, self._repo)
+                    if known is error:
+                        raise
+                    raise known from None  # the library's message may have a signed address
+                cause = errors.cause_of(error)
+                assert isinstance(cause, Exception), "a temporary failure is one"
+                hub_errors.pause_after(cause, pause_s)
+        raise AssertionError("the last try returns or raises")
+
+
+def _unwatched(position: int) -> None:
+    """Ignore how far a small file was read."""
+
+
+class _WatchedFile(io.FileIO):
+    """A file that reports how far it was read."""
+
+    def __init__(self, path: Path, on_position: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._on_position = on_position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read as a file does, and report the position."""
+        found = super().read(-1 if size is None else size)
+        self._on_position(self.tell())
+        return found
+
+
+def _operation(file: SentFile, on_position: Callable[[int], None]) -> Any:
+    """The library's operation for adding `file`. Its hash is the one that was checked, so it is not computed again."""
+    base: Any = connection.library().CommitOperationAdd
+    if file.path is None:
+        return base(path_in_repo=file.name, path_or_fileobj=file.content)
+    path = file.path
+
+    class WatchedAddition(base):  # type: ignore[misc]
+        @contextlib.contextmanager
+        def as_file(self, with_tqdm: bool = False) -> Iterator[io.FileIO]:
+            with _WatchedFile(path, on_position) as opened:
+                yield opened
+
+    found = WatchedAddition(path_in_repo=file.name, path_or_fileobj=str(path.absolute()))
+    found.upload_info.sha256 = bytes.fromhex(file.sha256)
+    return found

@@ -1,0 +1,198 @@
+"""Uploads against a hub on the loopback address, by the client library: what arrives, what failures cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localq import disk
+from localq.errors import ExitCode, LocalqError
+from localq.files.publish import plan as plans
+from localq.files.publish import upload
+from localq.files.publish.plan import PushRequest
+from tests.support.files.fake_hub import FakeHub
+from tests.support.files.hub_server import TOKEN, refused
+
+REPO = "someone/tiny-llama-nf4"
+CREATE, PREUPLOAD, BATCH, PUT, COMMIT = "POST /api/repos", "/preupload/", "objects/batch", "PUT /store", "/commit/"
+
+
+def push(folder: Path, **options: object) -> str:
+    return upload.push(plans.plan(PushRequest(folder, REPO, **options)))
+
+
+def held(server: FakeHub, repo: str = REPO) -> dict[str, bytes]:
+    found = server.repos[repo]
+    return found.commits[found.refs["main"]]
+
+
+def is_whole(server: FakeHub, folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()}
+    return all(held(server)[name] == (folder / name).read_bytes() for name in names)
+
+
+def sent(server: FakeHub) -> list[str]:
+    """The hashes of the files that went to the store, in order."""
+    return [each.path.split("/")[2].partition("?")[0] for each in server.seen("PUT", "/store/")]
+
+
+@pytest.mark.parametrize("part_bytes", [0, 50_000])
+def test_all_files_arrive_whole_or_in_parts(sharded, server, part_bytes):
+    server.store.part_bytes = part_bytes
+    push(sharded)
+    assert is_whole(server, sharded)
+    assert {".gitattributes", "README.md", "LICENSE", "localq.sha256", "localq.json"} < held(server).keys()
+    assert len(list(sharded.glob("*.safetensors"))) > 3
+    assert (len(server.store.parts) > len(server.store.objects)) == bool(part_bytes)
+    assert server.repos[REPO].lfs == {path.name for path in sharded.glob("*.safetensors")}
+
+
+def test_a_second_time_there_is_nothing_to_send(sharded, server):
+    push(sharded)
+    again = plans.plan(PushRequest(sharded, REPO))
+    assert (again.to_send, again.replaced, again.removed) == ((), (), ())
+
+
+def test_files_of_weights_are_committed_as_they_come_and_the_configuration_last(sharded, server, monkeypatch):
+    monkeypatch.setattr(upload, "COMMIT_FILES", 2)
+    push(sharded)
+    weights, small = server.store.committed[:-1], server.store.committed[-1]
+    assert all(name.endswith(".safetensors") for names in weights for name in names)
+    assert [len(names) for names in weights] == [2] * len(weights)
+    assert "config.json" in small
+
+
+@pytest.mark.parametrize("where", [PUT, BATCH, PREUPLOAD, COMMIT, CREATE])
+@pytest.mark.parametrize("how", ["status", "hang up"])
+def test_passing_failures_are_waited_for(sharded, server, where, how):
+    if how == "status":
+        server.fail(where, 500, 429, 503)
+    else:
+        server.fail(where, cut_after=10, times=2)
+    push(sharded)
+    assert is_whole(server, sharded)
+
+
+def test_a_commit_whose_answer_was_lost_is_not_made_twice(sharded, server):
+    server.fail(COMMIT, 503, how="late")
+    commit = push(sharded)
+    assert is_whole(server, sharded)
+    assert len(server.store.committed) == 1
+    assert commit == server.repos[REPO].refs["main"]
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "code", "told"),
+    [
+        (CREATE, 401, ExitCode.GATED, "rejected the access token"),
+        (CREATE, 403, ExitCode.GATED, "does not allow writing to someone"),
+        (CREATE, 404, ExitCode.UNKNOWN_MODEL, "no user or organization someone"),
+        (PREUPLOAD, 403, ExitCode.GATED, "settings/tokens"),
+        (BATCH, 413, ExitCode.NETWORK, "no room"),
+        (COMMIT, 409, ExitCode.FAILURE, "changed meanwhile"),
+        (COMMIT, 412, ExitCode.FAILURE, "sends only what is missing"),
+        (COMMIT, 429, ExitCode.NETWORK, "limits the number of requests"),
+        (COMMIT, 500, ExitCode.NETWORK, "HTTP status 500"),
+        (COMMIT, 418, ExitCode.NETWORK, "HTTP status 418"),
+    ],
+)
+def test_refusals_name_the_cause_and_the_next_step(made, server, where, status, code, told):
+    server.fail(where, *[status] * 40)
+    error = refused(push, made)
+    assert error.exit_code == code
+    assert told in str(error)
+    assert error.what == REPO
+    assert error.next_step
+    assert "Amz" not in str(error)
+
+
+def test_a_hub_that_hangs_up_each_time_is_a_network_failure(made, server):
+    server.fail(PUT, cut_after=1000, times=40)
+    error = refused(push, made)
+    assert error.exit_code == ExitCode.NETWORK
+    assert "sends only what is missing" in error.next_step
+
+
+def test_what_was_sent_is_not_sent_again(sharded, server, capfd):
+    weights = sorted(sharded.glob("*.safetensors"))
+    fourth = disk.sha256_of(weights[3])
+    server.fail(f"PUT /store/{fourth}", cut_after=1000, times=40)
+    assert refused(push, sharded).exit_code == ExitCode.NETWORK
+    stored = set(server.store.objects)
+    assert len(stored) == 3
+    assert not server.store.committed, "a repository without its configuration would be taken for a model"
+    server.requests.clear()
+    server.faults.clear()
+    push(sharded)
+    assert is_whole(server, sharded)
+    assert len(sent(server)) == len(weights) - 3
+    assert not stored & set(sent(server))
+    assert capfd.readouterr().err == ""  # the library's own bars
+
+
+def test_a_repository_that_changed_meanwhile_is_left_as_it_is(made, server):
+    push(made)
+    changed = plans.plan(PushRequest(made, REPO, force=True, measured={"perplexity": "7"}))
+    server.add(REPO, {**held(server), "other.txt": b"of another program"}, commit="b" * 40)
+    error = refused(upload.push, changed)
+    assert (error.exit_code, "changed meanwhile" in error.why) == (ExitCode.FAILURE, True)
+    assert held(server)["other.txt"]
+
+
+def test_force_replaces_the_model_and_leaves_other_files(made, server):
+    old = {"model-00001-of-00002.safetensors": b"x", "model.safetensors.index.json": b"{}", "config.json": b"{}",
+           "notes.md": b"mine", "gguf/model.gguf": b"GGUF"}  # fmt: skip
+    server.add(REPO, old)
+    error = refused(plans.plan, PushRequest(made, REPO))
+    assert error.exit_code == ExitCode.USAGE
+    assert "other content: config.json and 4 more" in error.why
+    assert "--force" in error.next_step
+    push(made, force=True)
+    assert is_whole(server, made)
+    assert held(server)["notes.md"] == b"mine"
+    assert held(server)["gguf/model.gguf"] == b"GGUF"
+    assert not {"model-00001-of-00002.safetensors", "model.safetensors.index.json"} & held(server).keys()
+
+
+def test_a_card_that_its_owner_changed_is_not_overwritten(made, server):
+    push(made)
+    server.add(REPO, {**held(server), "README.md": b"my words"}, commit="c" * 40)
+    error = refused(plans.plan, PushRequest(made, REPO))
+    assert "README.md" in error.why
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_repository_is_private_where_that_is_asked(made, server, private):
+    push(made, private=private)
+    assert server.store.private[REPO] is private
+    assert plans.plan(PushRequest(made, REPO)).private is private
+
+
+def test_the_token_goes_to_the_hub_alone_and_into_no_file(made, server, tmp_path):
+    push(made)
+    stores = server.seen("PUT", "/store/")
+    assert stores
+    assert all("authorization" not in each.headers for each in stores)
+    assert all(TOKEN not in each.path for each in server.requests)
+    assert all(TOKEN.encode() not in content for content in held(server).values())
+    written = [path for folder in (tmp_path, made) for path in folder.rglob("*") if path.is_file()]
+    assert all(TOKEN.encode() not in path.read_bytes() for path in written)
+
+
+def test_without_a_token_nothing_is_sent(made, server, monkeypatch):
+    found = plans.plan(PushRequest(made, REPO))
+    monkeypatch.delenv("HF_TOKEN")
+    error = refused(upload.push, found)
+    assert error.exit_code == ExitCode.GATED
+    assert "write access" in str(error)
+    assert not server.seen("POST")
+
+
+def test_errors_of_the_library_are_not_shown(made, server, monkeypatch):
+    """They hold signed addresses."""
+    server.fail(PUT, *[400] * 40)
+    error = refused(push, made)
+    assert isinstance(error, LocalqError)
+    assert error.__cause__ is None
+    assert "Signature" not in str(error)
