@@ -16,9 +16,9 @@ from localq.worker.messages import Event, Shutdown
 
 CLOSE_S = 1.0  # for an orderly end; then SIGTERM, then SIGKILL
 KILL_S = 0.5
-# What libgomp takes where it has more threads than there are processors. Its 300,000 rounds elsewhere are up to 10 ms for
-# which a thread that waits keeps a processor from the programs of others, and from the thread that it waits for: beside
-# them a step takes ten times as long.
+# What libgomp takes where it has more threads than there are processors. Its 300,000 rounds elsewhere are up to 10 ms
+# for which a thread that waits keeps a processor from other programs, and from the thread that it waits for: beside
+# other programs, a step takes ten times as long.
 SPIN_COUNT = ("GOMP_SPINCOUNT", "1000")
 
 
