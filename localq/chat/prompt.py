@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localq.chat.history.conversation import Conversation, Message, with_summary
 from localq.chat.history.tool_rounds import ToolRound
@@ -17,8 +17,9 @@ from localq.errors import LocalqError, usage_error
 from localq.text import harmony, template, thinking
 from localq.text.tokenizer_like import TokenizerLike
 from localq.text.tools.declaration import Tool
-from localq.text.tools.format import ToolFormat
-from localq.text.tools.formats import tool_format
+
+if TYPE_CHECKING:
+    from localq.text.tools.format import ToolFormat
 
 ROOM = 1 / 16  # share of the context for the reply, at most max_tokens; below 1 - WARNING, so the warning is first
 TARGET = 3 / 4
@@ -139,6 +140,8 @@ class PromptBuilder:
     @functools.cached_property
     def tool_format(self) -> ToolFormat | None:
         """Tool-call format of the model; None if its chat template has none."""
+        from localq.text.tools.formats import tool_format  # start-up cost: most chats have no tools
+
         return tool_format(self.tokenizer.chat_template)
 
     def messages(self, conversation: Conversation) -> list[Message]:
@@ -158,7 +161,7 @@ class PromptBuilder:
 
     def _dicts(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages for the template. One without tools gets the text after the last calls only."""
-        if self.tool_format is None:
+        if not any(each.rounds for each in messages) or self.tool_format is None:
             return [each.to_dict(self.tokenizer) for each in messages]
         dicts = [part for each in messages for part in each.to_dicts(self.tokenizer)]
         has_calls = any("tool_calls" in each for each in dicts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from localq.chat.client import Client
 from localq.chat.reply import Ending, Replies, Reply, ReplyPiece, notices
@@ -16,8 +17,10 @@ from localq.text.grammar import matches
 from localq.text.thinking import ThoughtSplitter
 from localq.text.tokenizer_like import DetokenizerLike, TokenizerLike
 from localq.text.tools.declaration import ToolCall
-from localq.text.tools.stream import ToolStream, text_of
 from localq.worker.messages import Done, Generate, Progress, Tokens
+
+if TYPE_CHECKING:  # start-up cost: most replies have no tools
+    from localq.text.tools.stream import ToolStream
 
 
 class ReplyDecoder:
@@ -104,7 +107,7 @@ class ReplyDecoder:
 
     def _finish_calls(self) -> list[tuple[str, bool]]:
         """The text of a call that is broken off."""
-        return self._shown("", text_of(self._tools.finish())) if self._tools is not None else []
+        return self._shown("", self._tools.text_of(self._tools.finish())) if self._tools is not None else []
 
     def _split(self, text: str) -> list[tuple[str, bool]]:
         thought, answer = self._splitter.push(text)
@@ -117,8 +120,10 @@ class ReplyDecoder:
     def _read(self, answer: str) -> str:
         """The text beside calls, of a part of the answer and of messages to tools."""
         assert self._tools is not None
-        text = text_of(self._tools.push(answer))
-        return text + "".join(text_of(self._tools.push_message(*each)) for each in self._splitter.take_messages())
+        text = self._tools.text_of(self._tools.push(answer))
+        return text + "".join(
+            self._tools.text_of(self._tools.push_message(*each)) for each in self._splitter.take_messages()
+        )
 
     def _shown(self, thought: str, answer: str) -> list[tuple[str, bool]]:
         self.thought += thought

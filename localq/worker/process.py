@@ -16,6 +16,10 @@ from localq.worker.messages import Event, Shutdown
 
 CLOSE_S = 1.0  # for an orderly end; then SIGTERM, then SIGKILL
 KILL_S = 0.5
+# What libgomp takes where it has more threads than there are processors. Its 300,000 rounds elsewhere are up to 10 ms
+# for which a thread that waits keeps a processor from other programs, and from the thread that it waits for: beside
+# other programs, a step takes ten times as long.
+SPIN_COUNT = ("GOMP_SPINCOUNT", "1000")
 
 
 class EngineProcess:
@@ -31,7 +35,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                env=child_environment(),
+                env=_environment(),
             )
         )
 
@@ -103,3 +107,9 @@ class EngineProcess:
                 reader.join(KILL_S)
             elif pipe is not None:  # a signal came before the reader was started, which would close it
                 pipe.close()
+
+
+def _environment() -> dict[str, str]:
+    """The environment of an engine process; what the user has set of OpenMP's waiting stays."""
+    found, (name, value) = child_environment(), SPIN_COUNT
+    return found if name in found or "OMP_WAIT_POLICY" in found else {**found, name: value}

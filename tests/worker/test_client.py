@@ -365,3 +365,26 @@ def test_a_signal_while_a_process_starts_leaves_nothing_to_report(monkeypatch, p
             process.listen(queue.SimpleQueue(), collections.deque())
     process.end()
     assert not process.alive
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ["1000", None]),
+        ({"GOMP_SPINCOUNT": "7"}, ["7", None]),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, [None, "ACTIVE"]),
+    ],
+)
+def test_threads_of_an_engine_wait_briefly_unless_the_user_says_otherwise(monkeypatch, given, expected):
+    """Beside other programs, threads that spin for their full time make a step take ten times as long."""
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    told = f"import os, sys; sys.stderr.write(repr([os.environ.get(each) for each in {names}]))"
+    process, log = EngineProcess([sys.executable, "-c", told]), collections.deque()
+    process.listen(queue.SimpleQueue(), log)
+    process.code()
+    process.end()
+    assert list(log) == [repr(expected)]

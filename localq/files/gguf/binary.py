@@ -153,20 +153,23 @@ class _ByteReader:
 
     def strings(self, count: int) -> list[str]:
         """The next strings. A tight loop: half of the time to read a vocabulary is spent here."""
-        data, at, end, length_at, found = self.data, self.at, len(self.data), _LENGTH.unpack_from, []
+        data, at, end, length_at = self.data, self.at, len(self.data), _LENGTH.unpack_from
+        found: list[str] = []
+        add = found.append
         for _ in range(count):
             first = at + 8
             if first > end:
                 raise self._cut_off()
-            stop = first + length_at(data, at)[0]
-            if stop > end or stop - first > MAX_STRING:
-                if stop > self.size or stop - first > MAX_STRING:
-                    why = f"the GGUF header declares a string of {stop - first:,} bytes, which is too long"
-                    raise self.damaged(why)
+            (length,) = length_at(data, at)
+            at = first + length
+            if at > end or length > MAX_STRING:
+                if at > self.size or length > MAX_STRING:
+                    raise self.damaged(f"the GGUF header declares a string of {length:,} bytes, which is too long")
                 raise self._cut_off()
-            # Tokens may be invalid UTF-8 on their own; keys and names are valid.
-            found.append(str(data[first:stop], "utf-8", "replace"))
-            at = stop
+            try:
+                add(data[first:at].decode())
+            except UnicodeDecodeError:  # tokens may be invalid UTF-8 on their own; keys and names are valid
+                add(data[first:at].decode("utf-8", "replace"))
         self.text_left -= at - self.at
         if self.text_left < 0:
             raise self.damaged(f"the GGUF header contains too much text (limit: {MAX_TEXT:,} bytes)")

@@ -7,6 +7,9 @@ of the pre-tokenizers come from the models' published tokenizer.json files. Torc
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +116,8 @@ def build_tokenizer(path: Path) -> Tokenizer:
         why = f"the tokenizer type {str(kind)[:40]!r} is not supported"
         raise LocalqError(str(path), why, "Supported: gemma4, gpt2 and llama.", ExitCode.FAILURE)
     try:
-        tokenizer = makers[kind](container, tokens)
+        with _without_collections():
+            tokenizer = makers[kind](container, tokens)
         strips = kind == "llama" and container.values.get("general.architecture") == "phi3"
         _add_special(tokenizer, tokens, types, strips)
         _add_ends(tokenizer, container, tokens)
@@ -122,6 +126,18 @@ def build_tokenizer(path: Path) -> Tokenizer:
     except Exception as error:  # the library raises plain Exception
         raise _malformed_error(container, f"the vocabulary is malformed ({str(error)[:200]})") from error
     return tokenizer
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Collect no garbage: 100,000 pairs set off collections, a third of the time, and none of them is garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def special_tokens(path: Path) -> dict[str, Any]:
@@ -191,11 +207,10 @@ def _byte_level(container: Container, tokens: list[str]) -> Tokenizer:
     rule = _rule(container)
     if rule not in _RULES:
         raise _rule_error(container)
-    merges = container.values.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list) or not _are_pairs(merges):
+    pairs = _pairs(container.values.get("tokenizer.ggml.merges"))
+    if pairs is None:
         raise _malformed_error(container, "the merges are missing or malformed")
-    vocabulary = _vocabulary(tokens)
-    pairs, whole_words = [tuple(each.split(" ")) for each in merges], rule in _WHOLE_WORDS_FIRST
+    vocabulary, whole_words = _vocabulary(tokens), rule in _WHOLE_WORDS_FIRST
     try:
         model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=whole_words)
     except Exception:  # a merge of what is no token; the library finds it sooner than a loop here
@@ -219,9 +234,12 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
     return dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
 
 
-def _are_pairs(merges: list[Any]) -> bool:
-    """Return whether each merge is two pieces of text with a space between them."""
-    return set(map(type, merges)) <= {str} and all(each.count(" ") == 1 for each in merges)
+def _pairs(merges: Any) -> list[tuple[str, str]] | None:
+    """Merges as pairs; None where they are no list of two pieces of text with a space between them."""
+    if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
+        return None
+    pairs: list[Any] = [tuple(each.split(" ")) for each in merges]
+    return pairs if set(map(len, pairs)) <= {2} else None
 
 
 def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
@@ -269,9 +287,10 @@ def _stated_merges(container: Container) -> list[tuple[str, str]]:
     stated = container.values.get("tokenizer.ggml.merges")
     if container.values.get("tokenizer.ggml.model") != "gemma4" or not isinstance(stated, list):
         return []
-    if not _are_pairs(stated):
+    pairs = _pairs(stated)
+    if pairs is None:
         raise _malformed_error(container, "the merges are malformed")
-    return [(left, right) for left, _, right in (each.partition(" ") for each in stated)]
+    return pairs
 
 
 def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:

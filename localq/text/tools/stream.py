@@ -36,11 +36,6 @@ class CallSyntax(Protocol):
     def read_message(self, recipient: str, text: str, tools: Tools) -> list[ToolCall]: ...
 
 
-def text_of(pieces: Iterable[Piece]) -> str:
-    """The text beside calls."""
-    return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
-
-
 class ToolStream:
     """Reads one reply's answer; thoughts are split off before. The result does not depend on how the text is cut.
 
@@ -78,6 +73,11 @@ class ToolStream:
     def held(self) -> str:
         """The text of the call that is being written; "" outside."""
         return self._reader.text if self._reader is not None else ""
+
+    @staticmethod
+    def text_of(pieces: Iterable[Piece]) -> str:
+        """The text beside calls."""
+        return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 
     def push(self, text: str) -> list[Piece]:
         """Add text; return what is final now."""

@@ -13,7 +13,7 @@ from localq.chat.history.export import as_json, markdown
 from localq.chat.history.record import turn_facts
 from localq.chat.history.store import ConversationStore
 from localq.chat.reply import ReplyPiece
-from localq.chat.tools import tool_use
+from localq.chat.tools import call_run, tool_use
 from localq.chat.tools.permissions import Decision, Permission, Question
 from localq.chat.tools.toolbox import ToolLimits
 from localq.errors import LocalqError
@@ -65,14 +65,14 @@ def test_once_for_the_session_never_and_no(box):
     assert results(session) == ["3", "3", "3"]
     assert len(answers.asked) == 2  # the third call needs no question
     asked(session)
-    assert results(session) == [tool_use.REFUSED, tool_use.NEVER]
+    assert results(session) == [call_run.REFUSED, call_run.NEVER]
     assert [each.failed for round in session.messages[-1].rounds for each in round.calls] == [True, True]
     asked(session)
     assert results(session) == ["3"]
     assert answers.decisions == []
     other = tool_session(box, call("note", text="z"), "fine")  # another model of the same chat
     asked(other)
-    assert results(other) == [tool_use.NEVER]
+    assert results(other) == [call_run.NEVER]
 
 
 def test_nothing_is_run_where_there_is_nobody_to_ask(box, home):
@@ -154,7 +154,7 @@ def test_a_stop_ends_a_question_a_call_and_the_reply(box, home):
     assert (reply.reason, reply.notices) == ("cancelled", ("stopped",))
     kept = session.messages[-1]
     assert (kept.content, kept.complete) == ("", False)
-    assert [each.result for each in kept.rounds[0].calls] == [tool_use.STOPPED] * 2
+    assert [each.result for each in kept.rounds[0].calls] == [call_run.STOPPED] * 2
     box.set_permission("wait", Permission.ALLOWED)
     (home / "waiting").unlink(missing_ok=True)
 
@@ -166,7 +166,7 @@ def test_a_stop_ends_a_question_a_call_and_the_reply(box, home):
     threading.Thread(target=stop_the_call).start()
     _, reply, events = asked(session, "wait")
     assert reply.reason == "cancelled"
-    assert events[-1].outcome == tool_use.STOPPED
+    assert events[-1].outcome == call_run.STOPPED
     _, reply, _ = streamed(session.continue_reply())
     assert reply.text == "Go on."
     assert "<tool>stopped by the user<assistant>" in session.client.prompts[-1]

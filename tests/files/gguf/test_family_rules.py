@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import struct
 
@@ -124,6 +126,21 @@ def test_the_unknown_token_is_special(tmp_path):
     tokenizer = build_tokenizer(vocabulary_file(tmp_path / "m.gguf", "llama", tokens, types))
     assert ids(tokenizer, "<unk>") == [0]
     assert tokenizer.decode([0, 2]) == ""
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_garbage_is_collected_again_after_a_vocabulary(tmp_path, is_on):
+    files = (vocabulary_file(tmp_path / "right.gguf", "llama", *pieces({})), tmp_path / "wrong.gguf")
+    vocabulary_file(files[1], "llama", *pieces({}), token_scores=[])
+    was_on = gc.isenabled()
+    try:
+        gc.enable() if is_on else gc.disable()
+        for path in files:
+            with contextlib.suppress(LocalqError):
+                build_tokenizer(path)
+            assert gc.isenabled() == is_on
+    finally:
+        gc.enable() if was_on else gc.disable()
 
 
 def test_the_real_vocabulary_gives_the_ids_of_transformers():

@@ -20,11 +20,12 @@ import psutil
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a process holds: resident memory in bytes, open descriptors, threads."""
+    """What a process holds: resident memory in bytes, open descriptors, threads; of the memory, pages of files."""
 
     rss: int
     descriptors: int
     threads: int
+    of_files: int = 0
 
 
 class SpawnedServer:
@@ -52,7 +53,8 @@ class SpawnedServer:
     def holdings(self) -> Holdings:
         """What the process of the server holds."""
         with self.known.oneshot():
-            return Holdings(self.known.memory_info().rss, self.known.num_fds(), self.known.num_threads())
+            memory = self.known.memory_info()
+            return Holdings(memory.rss, self.known.num_fds(), self.known.num_threads(), memory.shared)
 
     def post(self, path: str, body: Any, timeout: float = 120) -> tuple[int, Any]:
         """Status and JSON of a response."""
