@@ -119,13 +119,10 @@ Prompt = Annotated[
 System = Annotated[
     str | None,
     typer.Option(
-        "--system",
-        "-s",
-        metavar="TEXT",
-        help="System prompt, or @FILE to read it from FILE.",
+        "--system", "-s", metavar="TEXT", help="System prompt, or @FILE to read it from FILE.",
         rich_help_panel=help_page.CONVERSATION,
     ),
-]
+]  # fmt: skip
 Think = Annotated[
     str | None,
     typer.Option(
