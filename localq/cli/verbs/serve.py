@@ -46,17 +46,17 @@ Key = Annotated[
 ]  # fmt: skip
 Origins = Annotated[
     list[str] | None,
-    typer.Option("--origin", metavar="URL", help="Allow web pages from this origin; repeatable.",
+    typer.Option("--origin", metavar="URL", help="Allow web pages from this origin (repeatable).",
                  rich_help_panel=help_page.SERVER),
 ]  # fmt: skip
 HostNames = Annotated[
     list[str] | None,
-    typer.Option("--name", metavar="HOST", help="Another name for this machine; repeatable.",
+    typer.Option("--name", metavar="HOST", help="Another name for this machine (repeatable).",
                  rich_help_panel=help_page.SERVER),
 ]  # fmt: skip
 Aliases = Annotated[
     list[str] | None,
-    typer.Option("--alias", metavar="NAME", help="Another name for MODEL in requests; repeatable.",
+    typer.Option("--alias", metavar="NAME", help="Another name for MODEL in requests (repeatable).",
                  rich_help_panel=help_page.MODEL),
 ]  # fmt: skip
 Switch = Annotated[
