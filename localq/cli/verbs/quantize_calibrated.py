@@ -29,7 +29,7 @@ LARGEST_ROTATION_SEED = 2**31 - 1
 
 _BITS = "Bits per weight: 2-4 (vq2) or 1-5 (bcq), e.g. 2.3."
 Bits = Annotated[str | None, typer.Option("--bits", metavar="BITS", help=_BITS, rich_help_panel=help_page.QUALITY)]
-_BEST = "Improve quality with a slower search and training."
+_BEST = "Improve quality with a wider search and more training."
 Best = Annotated[bool, typer.Option("--best", help=_BEST, rich_help_panel=help_page.QUALITY)]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Quantize without --best (default).", rich_help_panel=help_page.QUALITY)
