@@ -103,7 +103,8 @@ def test_all_options_with_paths_are_found():
 @pytest.mark.parametrize(("verb", "option"), path_options())
 def test_a_tilde_in_a_path_is_the_home_folder(verb, option, monkeypatch, tmp_path):
     """Also where no shell has replaced it: quoted, after "=", in an environment variable."""
-    needed = {"quantize": ["m"] if option == "--out" else ["m", "--out", "o"], "eval": ["m"]}.get(verb, [])
+    arguments = {"quantize": ["m"] if option == "--out" else ["m", "--out", "o"], "eval": ["m"], "push": ["m", "me/m"]}
+    needed = arguments.get(verb, [])
     name = option.removeprefix("--").replace("-", "_")
     monkeypatch.setenv("HOME", str(tmp_path))
     given = registry._Commands()[verb].make_context(verb, [*needed, f"{option}=~/made.png"]).params[name]
