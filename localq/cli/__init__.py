@@ -19,7 +19,7 @@ TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all of t
 if TYPE_CHECKING:
     from typing import NoReturn
 
-COLLECT_AT = 50_000  # new objects; at Python's 700 a start collects 300 times, and imports make no garbage
+COLLECT_AT = 20_000  # new objects; at Python's 700 a start collects 300 times, and imports make no garbage
 
 # Prepared: there may be no memory to put it together.
 _NO_MEMORY = b"localq: out of memory. Raise the limit with `ulimit -v unlimited`.\n"
