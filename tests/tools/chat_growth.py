@@ -24,7 +24,6 @@ behind, in which 1 kB a reply is not seen. Threads that are about to end are wai
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import re
@@ -105,7 +104,7 @@ def processes(terminal: Terminal) -> dict[str, int]:
     return found
 
 
-def real(face: Line, place: Place, size: tuple[int, int]) -> Terminal:
+def real(face: Line, place: Place) -> Terminal:
     """A chat with the product's engine and a tiny model."""
     from tests.support.files.hostile_models import write_sound
 
@@ -114,19 +113,22 @@ def real(face: Line, place: Place, size: tuple[int, int]) -> Terminal:
         write_sound(model)
     command = [sys.executable, "-m", "localq", "chat", str(model), "-n", "8"]
     environ = environment(place.home, LOCALQ_UI=face.ui, OMP_NUM_THREADS="1", **EXACT)
-    return Terminal(command, environ, size, place.home)
+    return Terminal(command, environ, SIZE, place.home)
 
 
 def campaign(home: Path, face: Line, count: int, seed: int, real_engine: bool = False) -> Report:
     """`count` replies."""
     report, place = Report(), Place(home / "growth")
     place.says(Script(text="Hello, and *so* on.\n\n- one\n- two\n", step=5))
-    start = functools.partial(real, face, place) if real_engine else functools.partial(face.start, place, **EXACT)
-    with start(size=SIZE) as terminal:
+
+    def start() -> Terminal:
+        return real(face, place) if real_engine else face.start(place, size=SIZE, **EXACT)
+
+    with start() as terminal:
         terminal.until(lambda: face.is_ready(terminal), 120)
         face.exchange(terminal, "compile")
         face.leave(terminal)
-    with start(size=SIZE) as terminal:
+    with start() as terminal:
         try:
             terminal.until(lambda: face.is_ready(terminal), 120)
             while report.replies < count:
