@@ -140,7 +140,7 @@ class LogitOptions:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bias", tuple((id, value) for id, value in self.bias))  # lists, out of JSON
+        object.__setattr__(self, "bias", tuple([(id, value) for id, value in self.bias]))  # lists, out of JSON
         if len(self.bias) > MOST_BIASES:
             raise usage_error("logit_bias", f"too many tokens ({len(self.bias)})", f"Use at most {MOST_BIASES}.")
         if not all(type(id) is int and id >= 0 and -100.0 <= value <= 100.0 for id, value in self.bias):

@@ -15,7 +15,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "top", tuple((id, value) for id, value in self.top))  # JSON has no tuples
+        object.__setattr__(self, "top", tuple([(id, value) for id, value in self.top]))  # JSON has no tuples
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from tests.tools.process_tree import descendants, family, fields_of, states_of
 LIMIT_S, WHOLE_S = 10.0, 60.0  # without output and without an end; of a whole run
 QUIET_S = 40.0  # where no output is asked for: a hub that is busy is asked again, after 1, 2, 4 and 8 s
 TICK_S = 0.03
+BEHIND_S = 2.0  # after so long, keys are sent to a program that writes without end
 GRACE_S = 5.0  # until the processes that a run has started are gone too
 OUTPUT_BYTES = 32 * 2**20
 MEMORY_BYTES, FILE_BYTES = 6 * 2**30, 2**28  # of every run, so that none takes the machine
@@ -350,17 +351,19 @@ def _quiet(terminal: Terminal, clock: Clock, seconds: float) -> None:
 
 
 def _leave(terminal: Terminal, clock: Clock, outcome: Outcome, leaving: Sequence[str]) -> None:
-    begun, count, last = clock.tick(), 0, -1.0
+    """Send what leaves, again and again; less often while output is unread: a terminal reads at once, and at a Ctrl-C
+    the kernel throws away what is unread, the end of a mode among it."""
+    begun, count, last, is_behind = clock.tick(), 0, -1.0, False
     while terminal.process.poll() is None:
         seconds = clock.tick() - begun
         if seconds > LIMIT_S:
             outcome.hung = f"at the terminal {seconds:.0f} s after the first key that leaves; screen:\n{terminal.text}"
             return
-        if seconds - last > 0.3:
+        if seconds - last > (BEHIND_S if is_behind else 0.3):
             terminal.send(leaving[count % len(leaving)], patience_s=0.5)
             count, last = count + 1, seconds
             outcome.sent.add(signal.SIGINT)
-        terminal.read(TICK_S)
+        is_behind = terminal.read(TICK_S)
 
 
 def _read_all(terminal: Terminal) -> None:

@@ -14,6 +14,7 @@ from tests.tools.hostile_process import Plan
 from tests.tools.hostile_scratch import Scratch
 
 NAMES = tuple(each.name for each in fields(Settings))
+SERVES_S = 3.0  # until `serve`, which does not end by itself, is interrupted
 EDITOR = "#!/bin/sh\n{}\n"
 
 
@@ -138,7 +139,8 @@ def _plain(rng: random.Random, scratch: Scratch) -> Plan:
     }.get(verb, [])  # fmt: skip
     if verb in ("show", "fit", "config", "doctor", "ls", "help", "verify") and rng.random() < 0.3:
         more = [*more, "--json"]
-    return Plan([verb, *more], "", {**scratch.places()} if rng.random() < 0.5 else {})
+    environment = {**scratch.places()} if rng.random() < 0.5 else {}
+    return Plan([verb, *more], "", environment, patience=SERVES_S if verb == "serve" else None)
 
 
 def _plain_engine(rng: random.Random, scratch: Scratch) -> Plan:
