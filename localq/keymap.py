@@ -56,7 +56,7 @@ KEYS: dict[str, Key] = {
     "complete": Key("tab", MESSAGE, "complete a /command or an @file"),
     "older": Key("up", MESSAGE, "previous message (when on the first line)"),
     "newer": Key("down", MESSAGE, "next message (when on the last line)"),
-    "leave": Key("ctrl+d", MESSAGE, "quit (on an empty prompt)"),
+    "leave": Key("ctrl+d", MESSAGE, "quit (at an empty prompt)"),
     "turn_before": Key("up", CONVERSATION, "previous turn", "turns"),
     "turn_after": Key("down", CONVERSATION, "next turn, then the prompt"),
     "line_up": Key("k", CONVERSATION, "scroll up one line"),

@@ -144,7 +144,9 @@ class LogitOptions:
         if len(self.bias) > MOST_BIASES:
             raise usage_error("logit_bias", f"too many tokens ({len(self.bias)})", f"Use at most {MOST_BIASES}.")
         if not all(type(id) is int and id >= 0 and -100.0 <= value <= 100.0 for id, value in self.bias):
-            raise usage_error("logit_bias", "a token or a value is out of range", "Allowed: token ids, -100 to 100.")
+            raise usage_error(
+                "logit_bias", "a token or a value is out of range", "Use ids of tokens, and values from -100 to 100."
+            )
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2.0 <= getattr(self, name) <= 2.0:
                 raise usage_error(name, f"{getattr(self, name)} is out of range", "Allowed: -2 to 2.")

@@ -181,7 +181,7 @@ DESCRIPTIONS: dict[str, str] = {
     "head": "precision of the output head: 16, 8 (bits) or nf4; auto = the highest that leaves room "
     "for 16k tokens (32k for thinking models)",
     "think": "thinking: on, off, low, medium, high, xhigh; auto = the model's default",
-    "think_budget": "stop thinking after this many tokens and answer; 0 = no thinking, unset or max = no limit",
+    "think_budget": "after this many tokens, stop thinking and answer; 0 = no thinking, unset or max = no limit",
     "preserve_thinking": "keep the thinking from earlier replies in the prompt: on or off; auto = the model's default",
     "max_tokens": "maximum reply length in tokens, including thinking; unset = 4096 answer tokens, max = no limit",
     "loop_guard": "stop a reply that keeps repeating the same block of text",
@@ -211,8 +211,8 @@ DESCRIPTIONS: dict[str, str] = {
     "off = none",
     "checkpoints": "RAM (such as 1GiB) for checkpoints that speed up undoing a turn in models with recurrent layers "
     "or sliding windows; off = none, auto = up to 8 checkpoints",
-    "keep_alive": "how long to keep an idle model in memory, such as 10m; never = until `localq stop`. If set, `localq "
-    "run` and `localq chat` load models in a background process that later runs reuse",
+    "keep_alive": "how long to keep an idle model in memory, such as 10m; never = until `localq stop`. If this is set, "
+    "`localq run` and `localq chat` load models in a background process, which later runs reuse",
     "host": "address that `localq serve` listens on; addresses other than loopback also need --key",
     "port": "port for `localq serve`; 0 = any free port",
     "ui": "interface of `localq chat`: auto = full-screen mode if possible, tui = always full-screen mode, "

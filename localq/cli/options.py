@@ -88,7 +88,7 @@ Device = Annotated[
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Load even if the model does not fit.", rich_help_panel=help_page.MODEL),
+    typer.Option("--force", help="Load the model even if it does not fit.", rich_help_panel=help_page.MODEL),
 ]
 Fresh = Annotated[
     bool,
@@ -106,7 +106,7 @@ DryRun = Annotated[
 Offline = Annotated[
     bool | None,
     typer.Option(
-        "--offline/--online", help="Never use the network.", show_default=False, rich_help_panel=help_page.MODEL
+        "--offline/--online", help="Disable or enable network use.", show_default=False, rich_help_panel=help_page.MODEL
     ),
 ]
 Prompt = Annotated[
@@ -133,7 +133,7 @@ Think = Annotated[
 ThinkOut = Annotated[
     str | None,
     typer.Option(
-        "--think-out", metavar="FILE", help="Write thinking to FILE instead of stderr.",
+        "--think-out", metavar="FILE", help="Write the thinking to FILE, not to stderr.",
         rich_help_panel=help_page.CONVERSATION,
     ),
 ]  # fmt: skip
@@ -182,7 +182,7 @@ MinP = Annotated[
 ]
 RepeatPenalty = Annotated[
     float | None,
-    typer.Option("--repeat-penalty", help="Penalty on repeated tokens; 1 = off.", rich_help_panel=help_page.SAMPLING),
+    typer.Option("--repeat-penalty", help="Penalty for repeated tokens; 1 = off.", rich_help_panel=help_page.SAMPLING),
 ]
 Seed = Annotated[
     int | None,

@@ -259,7 +259,7 @@ def checked(fields: dict[str, Any]) -> dict[str, Any]:
     if head_dim < 1 or heads % kv_heads:
         why = f"{heads} heads, {kv_heads} KV heads and {fields['hidden']} columns are inconsistent"
     elif groups and of_groups % groups and MODEL_TYPES[fields["model_type"]].mamba:
-        why = f"{of_groups} Mamba heads are not a multiple of {groups} groups"
+        why = f"the number of Mamba heads ({of_groups}) is not a multiple of the number of groups ({groups})"
     elif groups and of_groups % groups:
         why = f"linear_num_value_heads ({of_groups}) is not a multiple of linear_num_key_heads ({groups})"
     elif fields["experts_active"] > fields["experts"]:

@@ -225,7 +225,7 @@ def _pip_error(source: Source, log: str) -> LocalqError:
     if "DO NOT MATCH THE HASHES" in log or "is invalid" in reason:
         return _tampered_error(source, "the wheel")
     why = f"pip could not download version {source.version} ({reason})"
-    step = "Check the connection and `python -m pip config list`, then run the same command again."
+    step = "Check the connection and the output of `python -m pip config list`, then run this localq command again."
     return LocalqError(source.package, why, step, ExitCode.NETWORK)
 
 

@@ -36,7 +36,7 @@ def complete(text: Mapping[str, Any]) -> dict[str, Any]:
     for key, kinds in KINDS.items():
         listed = found[key]
         if not isinstance(listed, list) or len(listed) != layers or any(each not in kinds for each in listed):
-            raise bad_file("config.json", f"{key} is not a list of {layers} kinds, {' or '.join(kinds)}", AGAIN)
+            raise bad_file("config.json", f"{key} is not a list of {layers} values ({' or '.join(kinds)})", AGAIN)
     return found
 
 

@@ -71,7 +71,7 @@ def _normalize(stated: dict[str, Any], path: Path) -> dict[str, Any]:
         return {**stated, "quant_method": "awq"}
     if "bits" in stated:
         return {**stated, "quant_method": "gptq"}
-    raise bad_file(str(path), "no quantization settings found (such as quant_method, bits or w_bit)", DAMAGED)
+    raise bad_file(str(path), "no quantization settings (such as quant_method, bits or w_bit) found", DAMAGED)
 
 
 def _renamed(stated: dict[str, Any]) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def _joined(folder: Path, headers: dict[str, Header]) -> tuple[dict[str, TensorI
     for shard, header in headers.items():
         for name in header.tensors:
             if name in owner:
-                raise bad_file(str(folder), f"tensor {name[:80]!r} is in two shards, including {shard}", DAMAGED)
+                raise bad_file(str(folder), f"tensor {name[:80]!r} is in two shards, one of them {shard}", DAMAGED)
             owner[name] = shard
     if SINGLE_NAME not in headers:
         _check_index(folder, headers)

@@ -129,7 +129,7 @@ def _experts(config: dict[str, Any]) -> dict[str, Any]:
         raise malformed_error("num_experts_per_tok", why)
     groups, active_groups = integer(config, "n_group", 1), integer(config, "topk_group", 1)
     if experts % groups or active_groups > groups or active > experts // groups * active_groups:
-        why = f"{active_groups} of {groups} groups are inconsistent with {active} of {experts} experts"
+        why = f"{active} of {experts} experts cannot come from {active_groups} of {groups} groups"
         raise malformed_error("n_group", why)
     if experts // groups < 2:
         raise malformed_error("n_group", f"{experts} experts in {groups} groups leave fewer than two per group")

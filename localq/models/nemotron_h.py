@@ -97,7 +97,7 @@ def _experts(config: dict[str, Any]) -> dict[str, Any]:
     groups, active_groups = integer(config, "n_group", 1), integer(config, "topk_group", 1)
     if experts % groups or active_groups > groups or active > experts // groups * active_groups:
         raise malformed_error(
-            "n_group", f"{active_groups} of {groups} groups are inconsistent with {active} of {experts} experts"
+            "n_group", f"{active} of {experts} experts cannot come from {active_groups} of {groups} groups"
         )
     if groups > 1 and experts // groups < 2:
         raise malformed_error("n_group", f"{experts} experts in {groups} groups leave fewer than two per group")

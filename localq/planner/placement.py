@@ -159,7 +159,7 @@ class Wishes:
         head = self._first_head(PlacedShape.of(arch))
         columns = HEAD_COLUMNS[head]
         if arch.hidden % columns:
-            why = f"{HEAD_NAMES[head]} heads require a column count divisible by {columns}; this one has {arch.hidden}"
+            why = f"{HEAD_NAMES[head]} heads require a column count divisible by {columns}; this head has {arch.hidden}"
             step = "Use 16." if self.embed != "host" or not arch.tied else "Use --head 16 with --embed device."
             raise usage_error("--head", why, step)
         if self.embed == "host" and arch.tied and self.head == "16":

@@ -110,7 +110,9 @@ def _quantized_here(
     from localq.planner import making  # start-up cost, as above
 
     if target.base is None or target.format is None:
-        raise bad_file(target.name, "there are no weights to download or quantize", "`localq show` lists its sources.")
+        raise bad_file(
+            target.name, "there are no weights to download or quantize", "`localq show` lists the model's sources."
+        )
     ready = ready_layers(target)
     if ready is None:
         check_can_make(target.format)

@@ -45,7 +45,7 @@ from localq.wording import DOWNLOADING, OnProgress, Say
 # Stages: layers quantized, finished layers run through, and before both the sensitivities of a mixture.
 QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "resuming", "measuring sensitivity"
 TRAINING = "training all layers"
-LESS = "use fewer --windows, or use --device cpu"  # where memory runs out
+LESS = "use a smaller --windows, or use --device cpu"  # where memory runs out
 QUANTIZING_FIRST = f"{QUANTIZING} (then {TRAINING})"  # the time left is not the whole
 
 

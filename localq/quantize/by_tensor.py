@@ -109,7 +109,7 @@ def _check_memory(request: TensorwiseRequest, jobs: list[TensorJob]) -> str:
     if text is not None:
         hidden, on_gpu = int(request.source.text_config.get("hidden_size") or 0), text.device.type == "cuda"
         weighing = memory.text_bytes(jobs, text.windows, hidden, on_gpu)
-        needed, step = max(needed, weighing), "use fewer --windows, or use --calibration none"
+        needed, step = max(needed, weighing), "use a smaller --windows, or use --calibration none"
     memory.check_ram(request.source.name, needed, step)
     return step
 

@@ -139,7 +139,7 @@ def text_bytes(jobs: Iterable[TensorJob], windows: Sequence[Sequence[int]], hidd
     return stream + (0 if on_gpu else F32 * max(layers.values(), default=0))
 
 
-def check_ram(name: str, needed: int, step: str = "use fewer --windows, or use --format nf4") -> None:
+def check_ram(name: str, needed: int, step: str = "use a smaller --windows, or use --format nf4") -> None:
     """Raise LocalqError (exit 3) where quantizing the model `name` needs more RAM than is free for this process.
 
     step: what else helps, beside closing other programs.

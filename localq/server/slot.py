@@ -49,7 +49,7 @@ class SlotClosed(LocalqError):
     """The server is being stopped: no job is accepted, and what runs is ended."""
 
     def __init__(self) -> None:
-        super().__init__("server", "shutting down", "Try again once it is running again.")
+        super().__init__("server", "shutting down", "Try again once the engine is running.")
 
 
 @dataclass(frozen=True)

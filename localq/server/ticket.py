@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BUFFER_BYTES = 2**20  # of items that nobody has read yet
 ITEM_BYTES = 200  # of an item without its text, about
-_STEP = "Read faster, or ask for a shorter reply."
+_STEP = "Read the stream faster, or ask for a shorter reply."
 
 
 class SlowReader(LocalqError):

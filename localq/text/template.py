@@ -98,7 +98,7 @@ def _check(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) 
             size += _checked_calls(message["tool_calls"])
     if size > MAX_CONVERSATION_BYTES:
         why = f"the conversation is too long ({size} bytes; limit: {MAX_CONVERSATION_BYTES})"
-        again = "Start over with /clear, or send a shorter message." if len(messages) > 1 else "Send a shorter text."
+        again = "Start over with /clear, or send a shorter message." if len(messages) > 1 else "Shorten the text."
         raise usage_error("chat", why, again)
 
 

@@ -112,7 +112,7 @@ class Tokenizer:
         raw = text.encode("utf-8", "replace")  # lone surrogates are no text
         if len(raw) > MAX_TEXT_BYTES:
             why = f"too long ({len(raw)} bytes; limit: {MAX_TEXT_BYTES})"
-            raise usage_error("the text", why, "Send a shorter text.")
+            raise usage_error("the text", why, "Shorten the text.")
         seconds = MAX_SECONDS * max(1.0, len(raw) / 2**20)
         ids: list[int] = list(encode_within(seconds, self.backend, raw.decode(), special).ids)
         if (largest := max(ids, default=0)) >= self.rows:

@@ -75,8 +75,8 @@ MALFORMED = [
     ({"sliding_window_pattern": "LLLG"}, "sliding_window_pattern has an invalid value: LLLG"),
     ({"num_shared_experts": 20_000}, "num_shared_experts has an invalid value: 20000"),
     ({"prefix_dense_intermediate_size": 0}, "prefix_dense_intermediate_size has an invalid value: 0"),
-    ({"mlp_layer_types": ["dense"]}, "mlp_layer_types is not a list of 5 kinds"),
-    ({"layer_types": ["chunked_attention"] * 5}, "layer_types is not a list of 5 kinds"),
+    ({"mlp_layer_types": ["dense"]}, "mlp_layer_types is not a list of 5 values"),
+    ({"layer_types": ["chunked_attention"] * 5}, "layer_types is not a list of 5 values"),
 ]
 
 

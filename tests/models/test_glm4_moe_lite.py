@@ -136,7 +136,7 @@ def test_features_that_the_reference_does_not_compute_are_refused(fields, words)
         ({"qk_rope_head_dim": 5}, "qk_rope_head_dim: 5 is odd"),
         ({"rope_interleave": "yes"}, "rope_interleave: 'yes' is not true or false"),
         ({"num_experts_per_tok": 7}, "7 experts per token are requested"),
-        ({"n_group": 4}, "1 of 4 groups are inconsistent with 2 of 6 experts"),
+        ({"n_group": 4}, "2 of 6 experts cannot come from 1 of 4 groups"),
         ({"n_group": 6, "topk_group": 3}, "6 experts in 6 groups leave fewer than two per group"),
         ({"n_shared_experts": 0}, "n_shared_experts: 0 is not between"),
         ({"n_shared_experts": 512, "moe_intermediate_size": 2**20}, "the shared experts have 536870912 columns"),

@@ -177,7 +177,7 @@ def test_what_no_published_model_has_is_refused_by_name(key):
         ({"n_group": 4}, "4 groups"),
         (
             {"n_group": 3, "topk_group": 1, "num_experts_per_tok": 3},
-            "1 of 3 groups are inconsistent with 3 of 6 experts",
+            "3 of 6 experts cannot come from 1 of 3 groups",
         ),
         ({"n_group": 6, "topk_group": 6}, "fewer than two per group"),
         ({"ssm_state_size": 0}, "not between 1 and 1024"),

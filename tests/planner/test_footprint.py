@@ -41,7 +41,7 @@ def test_a_table_that_leaves_the_device_needs_a_head_that_can_be_made():
     assert raised.value.exit_code == ExitCode.USAGE
     eight = replace(shape_of("llama-3.2-1b"), hidden=2048 + 16)  # a multiple of 16 and not of 64
     assert {placement.head for placement in Wishes().placements(eight)} == {"16", "8"}
-    with pytest.raises(LocalqError, match="NF4 heads require a column count divisible by 64; this one has 2064"):
+    with pytest.raises(LocalqError, match="NF4 heads require a column count divisible by 64; this head has 2064"):
         memory_plan.plan(eight, "bf16", 80 * 2**30, wishes=Wishes(head="nf4"))
 
 

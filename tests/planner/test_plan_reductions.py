@@ -98,7 +98,7 @@ def test_heads_that_the_quantized_cache_does_not_cover():
 def test_heads_that_a_form_does_not_cover():
     shape = replace(arch("llama-3.1-8b"), hidden=4096 + 8)
     assert all(placement.head == "16" for placement in Wishes().placements(shape))
-    with pytest.raises(LocalqError, match="8-bit heads require a column count divisible by 16; this one has 4104"):
+    with pytest.raises(LocalqError, match="8-bit heads require a column count divisible by 16; this head has 4104"):
         memory_plan.plan(shape, "bf16", 80 * 2**30, wishes=Wishes(head="8"))
 
 

@@ -74,7 +74,7 @@ def test_matrices_are_quantized_and_rates_and_gates_are_not(kind, tmp_path):
 
     skipped = json.loads((out / "config.json").read_text())["quantization_config"]["llm_int8_skip_modules"]
     assert {"lm_head", "layers.0.linear_attn.in_proj_a", "layers.2.linear_attn.in_proj_b"} <= {*skipped}
-    (told,) = [line for line in notes if line.startswith("Left at 16 bits")]
+    (told,) = [line for line in notes if line.startswith("Small tensors left at 16 bits")]
     assert "DeltaNet decay and update rates (in_proj_a, in_proj_b), convolutions (conv1d)" in told
     assert ("routers (gate), shared-expert gates (shared_expert_gate)" in told) == (kind == "qwen3_5_moe")
 

@@ -21,7 +21,7 @@ def passes(source: str, checks: str) -> bool:
     """
     word = _ask(json.dumps({"source": source, "checks": checks}).encode() + b"\n")
     if word == NO_SANDBOX:
-        why = "this kernel has no seccomp filters, and model-written code never runs without them"
+        why = "this Linux kernel does not support seccomp filters, and model-written code never runs without them"
         raise LocalqError("--tasks", why, "Omit --tasks, or use Linux 3.17 or newer on x86-64 or AArch64.")
     return word == PASSED
 

@@ -32,13 +32,13 @@ HELP = """\
 /help                  show this list
 /clear                 start over in this conversation; the system prompt is kept
 /new                   start a new conversation; the system prompt is kept
-/regen                 regenerate the last reply; /n lists the previous one
+/regen                 regenerate the last reply; /n lists earlier versions
 /edit [TEXT]           edit and resend the last message (without TEXT: in $VISUAL or $EDITOR); /edit -a edits the reply
 /continue              continue the last reply where it stopped
 /undo                  remove the last message and its reply; right after /compact, undo /compact
 /n [NUMBER]            list the other versions of the last exchange, including undone, edited and cleared ones; with
                        NUMBER, switch to that version
-/read FILE, /glob PAT  attach a text file, or all files matching a pattern, to the next message (or write @FILE in it)
+/read FILE, /glob PAT  attach a text file (or write @FILE), or all files that match a pattern, to the next message
 /copy [N|code]         copy the last reply, the Nth-to-last, or the last code block, unformatted
 /markdown [on|off]     render replies as Markdown, or print them unformatted
 /sessions [TEXT]       list or search conversations; /sessions rm N deletes one, /sessions restore N restores it
@@ -49,7 +49,7 @@ HELP = """\
 /set [NAME VALUE]      list or change sampling settings, max_tokens, think_budget, loop_guard, stop, think, grammar,
                        draft, draft_max
 /think [on|off|LEVEL]  control thinking before the answer: on, off, a level, or "auto" (the model's default)
-/grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" removes it
+/grammar [KIND ...]    constrain answers: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" ends it
 /tokens                show how full the context is
 /compact [off]         replace the oldest turns in the prompt with a summary; "off" undoes this (no turn is deleted)
 /show prompt|template|info|params

@@ -30,7 +30,7 @@ _ONLY = (
     "Kernel families: nf4, gemm, dequantize, dense, int8, int4, scaled, gguf, rowlut, gather, vq, experts, "
     "bcq, attention, search, step."
 )
-_AGAINST = "Compare with transformers, bitsandbytes or none."
+_AGAINST = "Baselines: transformers, bitsandbytes or none."
 _PLOT = "Plot bandwidth use to a .png file (- = terminal)."
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.complete_names)]
 Prompt = Annotated[

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from localq.bench.models.plan import BenchPlan
     from localq.settings import Settings
 
-_MAKE = "With --formats: formats to quantize first, or all."
+_MAKE = "With --formats: quantize to these first (or all)."
 _WINDOWS = "With --formats: perplexity windows; 0 = none."
 Make = Annotated[
     str,

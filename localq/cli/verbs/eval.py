@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
 UNQUANTIZED = 16  # bits, as in `bench.quality.bits`
-_MODELS = "NAME, NAME@FORMAT, ORG/REPO, folder or .gguf file. Several models print a table; the first is the reference."
-_PLOT = "Plot perplexity against size as .png (- = terminal)."
-_AGAINST = "Compare with MODEL or `reference` (dequantized)."
+_MODELS = "NAME, NAME@FORMAT, ORG/REPO, folder or .gguf file. With several models, the first is the reference."
+_PLOT = "Plot perplexity vs. size to a .png (- = terminal)."
+_AGAINST = "Compare with MODEL; `reference` = dequantized."
 _DECODE = "Compare N single-token decode steps with prefill."
 _TASKS = "Score N tasks per kind: code, arithmetic, facts."
 MOST_TASKS = 40  # of each kind, in `data/tasks.toml`

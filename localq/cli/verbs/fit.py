@@ -88,7 +88,7 @@ def fit(
     token: options.Token = None,
     json: options.Json = False,
 ) -> None:
-    """List the models that fit on a GPU, with context and speed."""
+    """List the models that fit on a GPU, with context size and speed."""
     from localq.planner import card as planner_card  # start-up cost: the other verbs skip the planner
     from localq.planner import draft_models, fit_rows, placement
 

@@ -26,18 +26,18 @@ LINE_KEYS = (
     ("Ctrl-U, Ctrl-K, Ctrl-W, Ctrl-Y", "cut to the start, cut to the end, cut one word, paste"),
     ("Ctrl-L", "clear the screen"),
     ("Ctrl-C", "stop the reply but keep its text; press twice at an empty prompt to quit"),
-    ("Ctrl-D", "quit (on an empty prompt)"),
+    ("Ctrl-D", "quit (at an empty prompt)"),
 )
 NAMES = (
-    ("qwen3-8b, llama3.1:8b", "a catalogue name or alias, in a format that fits the GPU"),
+    ("qwen3-8b, llama3.1:8b", "a catalogue name or alias; the format is chosen to fit"),
     ("NAME@FORMAT", "the same in a specific format, such as qwen3-8b@nf4"),
     (
         "ORG/REPO, ORG/REPO@REVISION",
         "a Hugging Face repository; a leading hf.co/ or https://huggingface.co/ is optional",
     ),
     ("ORG/REPO:TAG", "a GGUF model in a repository, by quantization type (case-insensitive), such as ORG/REPO:Q4_K_M"),
-    ("ORG/REPO/FILE.gguf", "the same, by its path in the repository or its URL"),
-    ("ORG/REPO@REVISION:TAG", "the same from a specific branch, tag or commit"),
+    ("ORG/REPO/FILE.gguf", "the same, by its URL or its path in the repository"),
+    ("ORG/REPO@REVISION:TAG", "a GGUF model from a specific branch, tag or commit"),
     ("ollama/NAME:TAG", "a GGUF model in ollama's store (read-only), by its name in `ollama list`"),
     ("lm-studio/PUBLISHER/REPO/FILE", "a GGUF model downloaded with LM Studio (read-only)"),
     ("./FOLDER, FILE.gguf", "a model folder, or a .gguf file"),
@@ -159,7 +159,7 @@ def help(
     context: typer.Context,
     topic: Annotated[
         str,
-        typer.Argument(metavar="TOPIC", help=f"A verb, {', '.join(TOPICS)}, or any word to search for, such as vram."),
+        typer.Argument(metavar="TOPIC", help=f"Verb, word to find (such as vram), or topic: {', '.join(TOPICS)}."),
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

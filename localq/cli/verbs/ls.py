@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def ls(json: options.Json = False) -> None:
     """List the models on this machine, most recently used first.
 
-    SHARED marks models that another program downloaded and may still use. Models whose names begin with ollama/ or
-    lm-studio/ belong to those programs; localq uses them in place and never changes or deletes them.
+    SHARED marks models that another program downloaded and may still use. Models named ollama/... and lm-studio/...
+    belong to ollama and LM Studio; localq uses them in place and never changes or deletes them.
     """
     from localq.files import local_models  # start-up cost: `localq --help` does without it
 
@@ -34,8 +34,8 @@ def ls(json: options.Json = False) -> None:
         from localq.files import packaged_model  # start-up cost: a list does without it
 
         note(
-            f"no models yet; {gpus.fit_command()} lists the models that your GPU can run, and "
-            f"the small model smollm2-135m {packaged_model.BUILT_IN}"
+            f"no models yet; {gpus.fit_command()} lists the models that your GPU can run; the "
+            f"small model smollm2-135m {packaged_model.BUILT_IN}"
         )
         return
     rows = [

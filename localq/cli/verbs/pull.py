@@ -66,7 +66,7 @@ def pull(
 ) -> int:
     """Download models and print where they are.
 
-    Checks that the model fits on the GPU before downloading it, and verifies the hashes afterwards. Interrupted
+    Before the download, checks that the model fits on the GPU; afterwards, verifies the hashes. Interrupted
     downloads resume. Files are stored in the shared Hugging Face cache.
     """
     targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte

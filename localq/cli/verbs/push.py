@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_MEASURED_BYTES = 2**20
 _FOLDER = "Output folder of `localq quantize`, or a name from `localq ls`."
-_MEASURED = "Put results into the card: the output of `localq eval FOLDER --json`."
+_MEASURED = "Results for the model card: the output of `localq eval FOLDER --json`."
 
 
 def push(
@@ -31,14 +31,14 @@ def push(
     license: Annotated[
         str,
         typer.Option(
-            "--license", "--licence", metavar="ID", help="Licence of the source model, where it is not known.",
+            "--license", "--licence", metavar="ID", help="Licence of the source model, if localq cannot tell.",
             rich_help_panel=help_page.MODEL,
         ),
     ] = "",
     base: Annotated[
         str,
         typer.Option(
-            "--base", metavar="ORG/REPO", help="Source model, where FOLDER does not record it.",
+            "--base", metavar="ORG/REPO", help="Source model, if FOLDER does not record it.",
             rich_help_panel=help_page.MODEL,
         ),
     ] = "",
@@ -49,7 +49,7 @@ def push(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Replace another model in the repository.", rich_help_panel=help_page.MODEL
+            "--force", help="Overwrite a different model in ORG/REPO.", rich_help_panel=help_page.MODEL
         ),
     ] = False,
     dry_run: Annotated[
@@ -65,10 +65,10 @@ def push(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> int:  # fmt: skip
-    """Upload a model quantized here to the Hugging Face hub.
+    """Upload a locally quantized model to Hugging Face.
 
-    Checks the files and the licence of the source first, and writes a model card. Interrupted uploads resume: the same
-    command sends what is missing. `localq chat ORG/REPO` then works everywhere.
+    First checks the files and the source's licence, then writes a model card. Interrupted uploads resume: the same
+    command sends what is missing. `localq chat ORG/REPO` then works anywhere.
     """
     from localq.files.publish.plan import PushRequest  # start-up cost: not for --help
 

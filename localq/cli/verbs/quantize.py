@@ -73,7 +73,7 @@ def quantize(
 ) -> None:
     """Quantize SOURCE into a model folder.
 
-    nf4 and mxfp4 need no calibration text; the other formats use one. vq2 and aqlm2x8 take minutes to hours; rerun the
+    nf4 and mxfp4 need no calibration text; the other formats use it. vq2 and aqlm2x8 take minutes to hours; rerun the
     same command to resume.
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)

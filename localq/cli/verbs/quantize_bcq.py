@@ -13,7 +13,7 @@ from localq.files import schemes
 
 FORMAT = "bcq"
 PLANES = "3"  # by default
-_GROUP = "Columns per scale for bcq: 32 to 512, or row."
+_GROUP = "Columns per scale for bcq: 32 to 512, or `row`."
 Group = Annotated[
     str | None,
     typer.Option("--group", metavar="COLUMNS", help=_GROUP, rich_help_panel=help_page.QUALITY),

@@ -29,7 +29,7 @@ LARGEST_ROTATION_SEED = 2**31 - 1
 
 _BITS = "Bits per weight: 2-4 (vq2) or 1-5 (bcq), e.g. 2.3."
 Bits = Annotated[str | None, typer.Option("--bits", metavar="BITS", help=_BITS, rich_help_panel=help_page.QUALITY)]
-_BEST = "Improve quality with a wider search and more training."
+_BEST = "Improve quality: search wider, train longer."
 Best = Annotated[bool, typer.Option("--best", help=_BEST, rich_help_panel=help_page.QUALITY)]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Quantize without --best (default).", rich_help_panel=help_page.QUALITY)
@@ -106,7 +106,9 @@ class CalibrationOptions:
             step = "--layers can be combined only with --format vq2 and --best, which trains the layers further."
             raise usage_error(f"--layers {self.layers}", why, step)
         if self.bits is not None and format != "vq2":
-            raise usage_error("--bits", f"--format {format} has a fixed bit width", "Use it with --format vq2 or bcq.")
+            raise usage_error(
+                "--bits", f"--format {format} has a fixed bit width", "Use --bits only with --format vq2 or bcq."
+            )
         if NO_TEXT in (self.calibration or ()) and not NO_TEXT.exists():
             why = f"--format {format} needs a calibration text"
             raise usage_error("--calibration none", why, "Pass a file, or remove the option to use localq's own text.")

@@ -32,7 +32,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]{1,40}://[A-Za-z0-9._\[\]:-]{1,200}")
 
 Host = Annotated[
     str | None,
-    typer.Option("--host", metavar="ADDRESS", help="Listen address; non-loopback requires --key.",
+    typer.Option("--host", metavar="ADDRESS", help="Address to listen on; needs --key if not local.",
                  rich_help_panel=help_page.SERVER),
 ]  # fmt: skip
 Port = Annotated[
@@ -66,7 +66,7 @@ Switch = Annotated[
 ]  # fmt: skip
 KeepAlive = Annotated[
     str | None,
-    typer.Option("--keep-alive", metavar="TIME", help="Unload the model when idle: 10m, 0 or never.",
+    typer.Option("--keep-alive", metavar="TIME", help="Idle time before unloading: 10m, 0 or never.",
                  rich_help_panel=help_page.MEMORY),
 ]  # fmt: skip
 

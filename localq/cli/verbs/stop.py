@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def stop(
     name: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Models or process ids from `localq ps`.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Models or process IDs from `localq ps`.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", "-a", help="Stop all servers.")] = False,
     json: options.Json = False,
 ) -> int:
     """Stop servers and unload their models.
 
-    Without NAME, stop the only server. A running reply has 10 seconds to finish.
+    Without NAME, stops the only server. Replies in progress get 10 seconds to finish.
     """
     from localq.cli.verbs.ps import statuses
     from localq.worker import shared  # start-up cost: `localq --help` does without it

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def tui(model: options.Model = None) -> int:
-    """Chat in full-screen mode (default: the best model)."""
+    """Chat in full-screen mode."""
     if not has_screen():
         why = "full-screen mode needs a UTF-8 terminal"
         raise usage_error("tui", why, "Use `localq chat --plain` for line mode.")

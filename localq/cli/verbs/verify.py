@@ -27,7 +27,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
     """Check model files against their recorded hashes.
 
     Reads every file that has a recorded hash, and changes nothing. For a damaged model, prints the command that repairs
-    it. Without NAME, unreadable models are reported and skipped, and ollama and LM Studio models are not checked.
+    it. Without NAME, unreadable models are reported and skipped; ollama and LM Studio models are not checked.
     """
     from localq.cli.verbs.ls import unreadable_fields
     from localq.files import local_models, packaged_model, verification  # start-up cost: only this verb hashes

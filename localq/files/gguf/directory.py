@@ -182,7 +182,7 @@ class _Directory:
         if raw is None or scaled_tensor(self._family, name) != tensor.gguf_name:
             return tensor
         if raw.type != F32 or raw.shape != (count,):
-            why = f"tensor {name!r} has shape {raw.shape} and type {raw.type}, expected ({count},) of type {F32} (F32)"
+            why = f"tensor {name!r} has shape {raw.shape} and type {raw.type}; expected ({count},) of type {F32} (F32)"
             raise self.bad(tensor, why)
         return replace(tensor, scale=(raw.file, raw.offset))
 

@@ -94,9 +94,7 @@ def _check(part: Container, number: int, first: Container) -> None:
     """Raise LocalqError (exit 8) unless `part` is the part `number` (from 0) of the model of `first`."""
     for key, expected in _stated(number, first):
         if part.values.get(key, expected if key == "general.architecture" else None) != expected:
-            why = (
-                f"this is not part {number + 1} of {_count(first)} of the split model: {key} is {part.values.get(key)}"
-            )
+            why = f"not part {number + 1} of {_count(first)} in the split model: {key} is {part.values.get(key)}"
             raise bad_file(str(part.path), f"{why}, not {expected}", _TOGETHER)
 
 

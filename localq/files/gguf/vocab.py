@@ -197,7 +197,7 @@ def _rule_error(container: Container) -> LocalqError:
     if stated in (None, "default"):
         value = "is missing" if stated is None else "is 'default'"
         why = f"names no pre-tokenizer (the key tokenizer.ggml.pre {value})"
-        step = "Convert the model again with a current version of llama.cpp, or use its safetensors files."
+        step = "Convert the model again with a current version of llama.cpp, or use the model's safetensors files."
     return LocalqError(str(container.path), why, step, ExitCode.FAILURE)
 
 

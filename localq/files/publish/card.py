@@ -84,7 +84,7 @@ def _version(facts: CardFacts) -> str:
 
 def _run(facts: CardFacts) -> str:
     lines = ["## Run it", "", "```", f"localq chat {facts.repo}", "```", ""]
-    lines.append(f"`localq show {facts.repo}` prints the memory that it needs.")
+    lines.append(f"`localq show {facts.repo}` shows how much memory the model needs.")
     return "\n".join(lines)
 
 
@@ -125,9 +125,9 @@ def _measured(facts: CardFacts) -> str:
 def _licence(facts: CardFacts) -> str:
     terms = facts.terms
     named = f"[{terms.name}]({terms.source})" if terms.source else _code(terms.name)
-    lines = ["## Licence", "", f"The source model has this licence, and so does this repository: {named}."]
+    lines = ["## Licence", "", f"The source model and this repository have the same licence: {named}."]
     if not terms.is_known:
-        lines.append("Read its terms at the source model before you use or pass on this model.")
+        lines.append("Read its terms on the source model's page before you use or pass on this model.")
     lines += terms.conditions
     if terms.notice:
         lines += ["", f"> {terms.notice}"]
@@ -181,7 +181,7 @@ def measurements(result: Mapping[str, Any], folder: str, what: str) -> dict[str,
         found = {"text": f"{text}, {windows}", "perplexity": f"{float(result['perplexity']):.4f}"}
         if result.get("against") is not None:
             found["perplexity of the reference"] = f"{float(result['perplexity_reference']):.4f}"
-            found["KL divergence from it"] = f"{float(result['kl']):.3e} nats per token"
+            found["KL divergence from the reference"] = f"{float(result['kl']):.3e} nats per token"
             found["same top token"] = f"{float(result['top1']):.2%}"
         conditions = result["conditions"]
         found["conditions"] = (

@@ -48,15 +48,15 @@ def _of_status(repo: str, status: int) -> LocalqError:
     if status == 403:
         return no_token(repo, f"the access token does not allow writing to {repo.partition('/')[0]}")
     if status == 404:
-        why = f"the hub has no user or organization {repo.partition('/')[0]} that the token may write to"
+        why = f"the token may not write to {repo.partition('/')[0]}, or there is no such user or organization"
         return LocalqError(repo, why, "Check the name.", ExitCode.UNKNOWN_MODEL)
     if status in CHANGED_STATUS:
-        return LocalqError(repo, "the repository was changed meanwhile", RESUME)
+        return LocalqError(repo, "the repository was changed in the meantime", RESUME)
     if status in FULL_STATUS:
         why = f"the hub has no room for the files (HTTP status {status})"
         return no_hub(repo, why, f"Check the storage limit at {endpoint()}/settings/billing.")
     if status == 429:
-        return no_hub(repo, "the hub limits the number of requests", f"Wait some minutes. {RESUME}")
+        return no_hub(repo, "the hub's limit on requests was reached", f"Wait a few minutes. {RESUME}")
     return no_hub(repo, f"the hub returned HTTP status {status}", RESUME)
 
 

@@ -52,7 +52,7 @@ def check(terms: Terms, what: str, repo: str) -> None:
     Raises LocalqError: exit 1 for a licence that forbids it, 2 for a name that it does not allow.
     """
     if terms.forbids:
-        why = f"its licence, {terms.name}, does not allow passing it on: {terms.forbids} ({terms.source})"
+        why = f"its licence, {terms.name}, does not allow redistribution: {terms.forbids} ({terms.source})"
         raise LocalqError(what, why, "Use the model on your own machines, or ask its owner for permission.")
     org, _, name = repo.partition("/")
     if terms.prefix and not name.casefold().startswith(terms.prefix.casefold()):

@@ -90,7 +90,7 @@ def open_made(folder: Path, on_progress: OnProgress | None = None) -> MadeModel:
         sums = checked_files.recorded_sums(folder)
         if not sums:
             why = f"not made by `localq quantize`: it has no {checked_files.SUMS_NAME}"
-            raise usage_error(what, why, "Upload folders of other programs with `hf upload`.")
+            raise usage_error(what, why, "To upload folders made by other programs, use `hf upload`.")
         _check_whole(folder, sums)
         if (damage := verification.find_damage(folder, what, on_progress)) is not None:
             raise damage

@@ -134,7 +134,7 @@ def _licence(request: PushRequest, model: MadeModel, base: str) -> str:
         why = f"the licence of {base or request.folder} is {known}"
         raise usage_error(f"--license {request.licence}", why, "Remove the option.")
     if not known and not asked:
-        step = "Look it up at the source model, then use --license ID, such as --license apache-2.0."
+        step = "Look it up on the source model's page, then use --license ID, such as --license apache-2.0."
         raise usage_error(base or str(request.folder), "the licence of the source model is not known", step)
     return known or asked
 
@@ -148,7 +148,7 @@ def _licence_files(request: PushRequest, model: MadeModel, base: str, terms: Ter
     found = {} if request.offline or not base else _texts_of(base, here)
     copies = [name for name in (*here, *found) if name.startswith(("LICEN", "COPYING"))]
     if terms.copy and not copies and not request.offline:
-        why = f"the {terms.name} requires a copy of its text, and the source has no file {LICENCE_NAME}"
+        why = f"the {terms.name} requires including a copy of its text, but the source has no {LICENCE_NAME} file"
         step = f"Save the text of {terms.source} as {request.folder / LICENCE_NAME}."
         raise usage_error(base or str(request.folder), why, step)
     if terms.notice:
@@ -211,8 +211,10 @@ def _taken(plan: PushPlan) -> LocalqError:
     """The error (exit 2) for a repository with other files."""
     other = [*plan.replaced, *_foreign(plan)]
     rest = f" and {len(other) - 1} more" if len(other) > 1 else ""
-    why = f"the repository has other content: {other[0]}{rest}"
-    return usage_error(plan.request.repo, why, "Choose another name, or use --force to replace the model in it.")
+    why = f"the repository already has different content: {other[0]}{rest}"
+    return usage_error(
+        plan.request.repo, why, "Choose another name, or use --force to replace the model in the repository."
+    )
 
 
 # ---- for the user

@@ -94,7 +94,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     stored_shape(checkpoint, prefix)
     places = checkpoint.read(prefix + ".places") if prefix + ".places" in checkpoint.tensors else None
     if places is not None and not torch.equal(places.sort().values, torch.arange(len(places), dtype=torch.int16)):
-        raise bad_file(prefix, "places is not a permutation of the columns", DAMAGED)
+        raise bad_file(prefix, "places are not a permutation of the columns", DAMAGED)
     return Packed(checkpoint.read(prefix + ".blocks"), _type(checkpoint, prefix), places, _factor(checkpoint, prefix))
 
 
@@ -134,7 +134,7 @@ def _factor(checkpoint: Checkpoint, prefix: str) -> float:
         return 1.0
     stored = checkpoint.read(name)
     if stored.shape != (1,) or not bool(torch.isfinite(stored).all()):
-        raise bad_file(prefix, f"its factor is {stored.flatten()[:4].tolist()}, expected one number", DAMAGED)
+        raise bad_file(prefix, f"its factor is {stored.flatten()[:4].tolist()}; expected one number", DAMAGED)
     return float(stored)
 
 

@@ -73,7 +73,7 @@ class TrainingResult:
         if not self.after < self.before:
             return f"joint training did not help and was discarded (KL {self.before:.3g} nats per token)"
         change = f"from {self.before:.3g} to {self.after:.3g} nats per token"
-        return f"joint training: reduced the KL divergence from the full-precision model {change}"
+        return f"joint training: reduced the KL divergence relative to the full-precision model {change}"
 
 
 def train(

@@ -156,9 +156,7 @@ def notes(jobs: list[TensorJob], block: int) -> list[str]:
         for name in (name for name in _KEPT if name in small):
             kinds.setdefault(_KEPT[name], []).append(name.rpartition(".")[2])
         parts = ", ".join(f"{what} ({', '.join(names)})" for what, names in kinds.items())
-        found.append(
-            f"Left at 16 bits because they are small and their errors would affect every later token: {parts}."
-        )
+        found.append(f"Small tensors left at 16 bits because errors in them would affect every later token: {parts}.")
     return found
 
 

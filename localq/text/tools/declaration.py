@@ -55,7 +55,7 @@ class Tool:
         """A tool from `{"type": "function", "function": {...}}`, or from the inner object. Raises as the class does."""
         inner = value.get("function", value) if isinstance(value, dict) else None
         if not isinstance(inner, dict) or (isinstance(value, dict) and value.get("type", "function") != "function"):
-            raise usage_error(_WHAT, "each tool must have the type function", 'Example: {"type": "function", ...}.')
+            raise usage_error(_WHAT, 'each tool must have the type "function"', 'Example: {"type": "function", ...}.')
         parameters = inner.get("parameters")
         return cls(
             inner.get("name", ""),

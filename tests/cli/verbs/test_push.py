@@ -245,7 +245,7 @@ def test_a_model_by_the_name_that_ls_shows(made, server, capsys):
 def test_a_repository_of_something_else(made, server, capsys):
     server.add(REPO, {"model.safetensors": b"other"})
     _, err = push(capsys, made, REPO, "--yes", code=ExitCode.USAGE)
-    assert "the repository has other content: model.safetensors" in err
+    assert "the repository already has different content: model.safetensors" in err
     assert held(server) == {"model.safetensors": b"other"}
     push(capsys, made, REPO, "--yes", "--force")
     assert held(server)["model.safetensors"] == (made / "model.safetensors").read_bytes()
@@ -262,7 +262,7 @@ def test_an_unknown_licence_has_to_be_named(made, server, capsys):
     push(capsys, made, REPO, "--yes", "--license", "My-Own")
     card = held(server)["README.md"].decode()
     assert 'license: other\nlicense_name: "my-own"' in card
-    assert "Read its terms at the source model" in card
+    assert "Read its terms on the source model's page" in card
 
 
 def test_of_a_source_that_the_hub_has_no_more_the_record_counts(copy, server, capsys):
@@ -287,7 +287,7 @@ def test_a_known_licence_is_not_contradicted(made, server, capsys):
 def test_a_licence_that_forbids_it(made, server, capsys):
     server.repos[BASE].card["license"] = "cc-by-nc-nd-4.0"
     _, err = push(capsys, made, REPO, "--yes", "--force", code=ExitCode.FAILURE)
-    assert "does not allow passing it on" in err
+    assert "does not allow redistribution" in err
     assert "https://creativecommons.org" in err
     assert writes(server) == []
 

@@ -168,7 +168,7 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
         (("--bits", "3"), "Formats with this option: vq2, bcq."),
         (("--windows", "2"), "Formats with this option: vq2, aqlm2x8, bcq, squeezellm."),
         (("--seed", "1"), "Formats with this option: vq2, aqlm2x8."),
-        (("--format", "aqlm2x8", "--bits", "4"), "Use it with --format vq2 or bcq."),
+        (("--format", "aqlm2x8", "--bits", "4"), "Use --bits only with --format vq2 or bcq."),
         (("--calibration", LICENSE), "--calibration: --format nf4"),
         (("--windows", "3"), "--windows: --format nf4"),
         (("--quick",), "--quick: --format nf4"),

@@ -93,5 +93,5 @@ def test_a_factor_that_is_no_number_is_damage(weights, tmp_path, monkeypatch):
     monkeypatch.setattr(nvfp4, "factors_of", factors_of)
     path = families.write(tmp_path / "nan.gguf", CASE, weights, "NVFP4")
     checkpoint = open_checkpoint(open_model(path), packed=True)
-    with checkpoint, pytest.raises(LocalqError, match=r"its factor is \[nan\], expected one number"):
+    with checkpoint, pytest.raises(LocalqError, match=r"its factor is \[nan\]; expected one number"):
         gguf_format.from_checkpoint(checkpoint, "model.layers.0.self_attn.q_proj")

@@ -128,7 +128,7 @@ def test_a_part_of_another_model_is_named(source, parts):
 
     kept = parts[1].read_bytes()
     shutil.copy(parts[2], parts[1])
-    refused("not part 2 of 3 of the split model: split.no is 2, not 1")
+    refused("not part 2 of 3 in the split model: split.no is 2, not 1")
     shutil.copy(whole, parts[1])
     refused("split.no is None, not 1")
     parts[1].write_bytes(with_value(kept, "split.count", "<H", 4))

@@ -87,12 +87,12 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(sharded, server):
     [
         (CREATE, 401, ExitCode.GATED, "rejected the access token"),
         (CREATE, 403, ExitCode.GATED, "does not allow writing to someone"),
-        (CREATE, 404, ExitCode.UNKNOWN_MODEL, "no user or organization someone"),
+        (CREATE, 404, ExitCode.UNKNOWN_MODEL, "no such user or organization"),
         (PREUPLOAD, 403, ExitCode.GATED, "settings/tokens"),
         (BATCH, 413, ExitCode.NETWORK, "no room"),
-        (COMMIT, 409, ExitCode.FAILURE, "changed meanwhile"),
+        (COMMIT, 409, ExitCode.FAILURE, "changed in the meantime"),
         (COMMIT, 412, ExitCode.FAILURE, "sends only what is missing"),
-        (COMMIT, 429, ExitCode.NETWORK, "limits the number of requests"),
+        (COMMIT, 429, ExitCode.NETWORK, "limit on requests was reached"),
         (COMMIT, 500, ExitCode.NETWORK, "HTTP status 500"),
         (COMMIT, 418, ExitCode.NETWORK, "HTTP status 418"),
     ],
@@ -136,7 +136,7 @@ def test_a_repository_that_changed_meanwhile_is_left_as_it_is(made, server):
     changed = plans.plan(PushRequest(made, REPO, force=True, measured={"perplexity": "7"}))
     server.add(REPO, {**held(server), "other.txt": b"of another program"}, commit="b" * 40)
     error = refused(upload.push, changed)
-    assert (error.exit_code, "changed meanwhile" in error.why) == (ExitCode.FAILURE, True)
+    assert (error.exit_code, "changed in the meantime" in error.why) == (ExitCode.FAILURE, True)
     assert held(server)["other.txt"]
 
 
@@ -146,7 +146,7 @@ def test_force_replaces_the_model_and_leaves_other_files(made, server):
     server.add(REPO, old)
     error = refused(plans.plan, PushRequest(made, REPO))
     assert error.exit_code == ExitCode.USAGE
-    assert "other content: config.json and 4 more" in error.why
+    assert "different content: config.json and 4 more" in error.why
     assert "--force" in error.next_step
     push(made, force=True)
     assert is_whole(server, made)

@@ -49,7 +49,7 @@ def test_what_is_nested_too_deeply_is_refused():
 
 @pytest.mark.parametrize("value", [5, None, [], {"type": "custom", "name": "a"}, {"type": "web_search"}])
 def test_a_declaration_of_another_kind_is_refused(value):
-    with pytest.raises(LocalqError, match=r"each tool must have the type function|invalid name"):
+    with pytest.raises(LocalqError, match=r'each tool must have the type "function"|invalid name'):
         Tool.from_dict(value)
 
 
