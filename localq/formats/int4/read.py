@@ -83,7 +83,7 @@ def check_named(checkpoint: Checkpoint, prefix: str, method: str, suffixes: Sequ
     said, label = checkpoint.quantization, LABELS[method]
     if not said:
         files = " or ".join(("config.json", *quantization_files.NAMES[:2]))
-        why = f"the weights are packed as {label}, but the quantization is not described in any file ({files})"
+        why = f"the weights are packed as {label}, but no file ({files}) describes the quantization"
         raise bad_file(prefix, why, "Download the model again, including all of its .json files.")
     named = said.get("quant_method")
     why = f"config.json specifies quant_method {repr(named)[:40]}, but the tensors are packed for {method}"

@@ -300,7 +300,7 @@ def test_notice_name_and_text_that_a_licence_requires(made, server, capsys):
     name = "someone/Llama-3.1-tiny"
     server.add(BASE, {"README.md": b"no licence here"}, commit="d" * 40)
     _, err = push(capsys, made, name, "--yes", code=ExitCode.USAGE)
-    assert "requires a copy of its text" in err
+    assert "requires including a copy of its text" in err
     server.add(BASE, {"LICENSE": b"Llama 3.1 text", "USE_POLICY.md": b"policy"}, commit="e" * 40)
     push(capsys, made, name, "--yes")
     found = server.repos[name]
