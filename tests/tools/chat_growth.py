@@ -99,7 +99,10 @@ def processes(terminal: Terminal) -> dict[str, int]:
     """The front end, and below it the engine process and the one that renders templates."""
     found = {"front end": terminal.process.pid}
     for process in descendants(terminal.process.pid):
-        line = Path(f"/proc/{process}/cmdline").read_bytes()
+        try:
+            line = Path(f"/proc/{process}/cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
         found |= {name: process for name, modules in CHILDREN.items() if any(each in line for each in modules)}
     return found
 

@@ -1,4 +1,4 @@
-"""The process that runs a function which a model wrote: a JSON request on stdin, a word on stdout.
+"""The process that runs a function which a model wrote: says that it is ready, reads a JSON request, says the verdict.
 
 A seccomp filter (linux/seccomp.h, linux/filter.h) refuses every system call but `SYSTEM_CALLS`, which reach memory, the
 clock and the open pipes: no file, socket or process. Modules are imported before the filter is set.
@@ -43,7 +43,8 @@ MODULES = (
     bisect, collections, collections.abc, copy, dataclasses, datetime, decimal, enum, fractions, functools, heapq,
     itertools, math, operator, random, re, statistics, string, textwrap, typing,
 )  # fmt: skip
-PASSED, FAILED, NO_SANDBOX = "passed", "failed", "no sandbox"
+READY, NO_SANDBOX = "ready", "no sandbox"
+PASSED, FAILED = "passed", "failed"
 CPU_SECONDS = 3
 MEMORY_BYTES = 256 * 2**20  # of address space beyond what the started process has
 
@@ -127,14 +128,17 @@ def judge(source: str, checks: str) -> str:
 
 
 def main() -> None:
-    """Answer one request: {"source", "checks"}."""
+    """Answer one request: {"source", "checks", "nonce"}. The nonce follows the verdict."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    request = json.loads(sys.stdin.readline())
-    out = sys.stdout
     set_limits()
-    word = judge(request["source"], request["checks"]) if enter_sandbox() else NO_SANDBOX
-    out.write(word)
+    out = sys.stdout
+    can_run = enter_sandbox()
+    out.write(READY if can_run else NO_SANDBOX)
     out.flush()
+    if can_run:
+        request = json.loads(sys.stdin.readline())
+        out.write(f"{judge(request['source'], request['checks'])} {request['nonce']}")
+        out.flush()
     os._exit(0)
 
 

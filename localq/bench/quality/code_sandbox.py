@@ -2,35 +2,77 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
+import select
 import subprocess
 import sys
+import time
 
 from localq import places, processes
-from localq.bench.quality.code_child import NO_SANDBOX, PASSED
+from localq.bench.quality.code_child import NO_SANDBOX, PASSED, READY
 from localq.errors import LocalqError
 
+START_SECONDS = 60  # of Python, on a busy machine too
 WALL_SECONDS = 30  # the limit of processor time is the child's; this one ends a function that sleeps
+_MOST = 256  # bytes of an answer; a function may write to the pipe as long as it likes
+
+
+def check() -> None:
+    """Raise LocalqError if no function can run here: no seccomp filters, or a child that does not start."""
+    passes("", "")
 
 
 def passes(source: str, checks: str) -> bool:
-    """Whether `checks` pass after `source` in one namespace.
+    """Whether `checks` pass after `source` in one namespace. Code that a model wrote never runs without a sandbox.
 
-    Raises LocalqError where the kernel offers no seccomp filter: code that a model wrote never runs without one.
+    The verdict is as honest as the source: one that looks for this protocol in the child's frames can forge it.
+    Raises LocalqError as `check` does.
     """
-    word = _ask(json.dumps({"source": source, "checks": checks}).encode() + b"\n")
-    if word == NO_SANDBOX:
-        why = "this Linux kernel does not support seccomp filters, and model-written code never runs without them"
-        raise LocalqError("--tasks", why, "Omit --tasks, or use Linux 3.17 or newer on x86-64 or AArch64.")
-    return word == PASSED
+    nonce = secrets.token_hex(16)
+    process = _start()
+    with process:
+        try:
+            return _exchange(process, {"source": source, "checks": checks, "nonce": nonce}) == f"{PASSED} {nonce}"
+        finally:
+            process.kill()
 
 
-def _ask(line: bytes) -> str:
-    """The child's word, or "" if it was ended by a limit."""
+def _exchange(process: subprocess.Popen[bytes], request: dict[str, str]) -> str:
+    """The child's verdict, or "" if it was ended by a limit."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pipe = process.stdout.fileno()
+    word = _read(pipe, len(READY), START_SECONDS)
+    if word != READY:
+        if word and NO_SANDBOX.startswith(word):
+            why = "this Linux kernel does not support seccomp filters, and model-written code never runs without them"
+            raise LocalqError("--tasks", why, "Omit --tasks, or use Linux 3.17 or newer on x86-64 or AArch64.")
+        why = "the process that runs model-written code did not start"
+        raise LocalqError("--tasks", why, "Omit --tasks, or run `localq doctor`.")
+    with contextlib.suppress(BrokenPipeError):  # it was killed
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.close()
+    return _read(pipe, _MOST, WALL_SECONDS)
+
+
+def _read(pipe: int, most: int, seconds: float) -> str:
+    """What comes in `seconds`, up to `most` bytes or the end."""
+    found, end = b"", time.monotonic() + seconds
+    while len(found) < most and select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+        piece = os.read(pipe, most - len(found))
+        if not piece:
+            break
+        found += piece
+    return found.decode("ascii", "replace")
+
+
+def _start() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "localq.bench.quality.code_child"]
     environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "PYTHONPATH": str(places.PACKAGE_PARENT)}
-    process = processes.start_child(
+    return processes.start_child(
         lambda: subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -40,10 +82,3 @@ def _ask(line: bytes) -> str:
             start_new_session=True,  # so that Ctrl-C does not reach it
         )
     )
-    with process:
-        try:
-            return process.communicate(line, timeout=WALL_SECONDS)[0].decode("ascii", "replace")
-        except subprocess.TimeoutExpired:
-            return ""
-        finally:
-            process.kill()

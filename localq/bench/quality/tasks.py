@@ -103,9 +103,10 @@ def is_right_fact(pattern: str, reply: str) -> bool:
 
 
 def check(tokenizer: Tokenizer) -> None:
-    """Raise LocalqError (exit 1) for a base model: tasks are asked through the chat template."""
+    """Raise LocalqError (exit 1) for a model without a chat template, and as `code_sandbox.check` does."""
     if tokenizer.chat_template is None:
         raise LocalqError("--tasks", "this base model has no chat template", "Use an instruction-tuned model.")
+    code_sandbox.check()
 
 
 def run(model: LoadedModel, tokenizer: Tokenizer, tasks: Sequence[Task], on_progress: OnProgress) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -148,12 +151,23 @@ def test_every_machine_has_its_own_numbers_for_the_same_calls():
         assert len(code_child.bpf(machine)) == 8 * (26 + 6)
 
 
-def test_without_seccomp_nothing_runs(monkeypatch):
-    monkeypatch.setattr(code_sandbox, "_ask", lambda line: code_child.NO_SANDBOX)
-    with pytest.raises(LocalqError, match="never runs without them"):
-        code_sandbox.passes("", "")
+def test_without_seccomp_nothing_runs(plain, monkeypatch):
     monkeypatch.setattr(code_child.platform, "machine", lambda: "mips")
     assert not code_child.enter_sandbox()
+    for answer, why in ((code_child.NO_SANDBOX, "never runs without them"), ("", "did not start")):
+        child = [sys.executable, "-c", f"print({answer!r}, end='')"]
+        monkeypatch.setattr(code_sandbox, "_start", partial(subprocess.Popen, child, stdin=-1, stdout=-1))
+        with pytest.raises(LocalqError, match=why):
+            evaluated(plain, tasks=1)
+
+
+def test_a_reply_cannot_give_its_own_verdict_or_fill_the_memory():
+    for source in (
+        "import os\nos.write(1, b'passed')\nos._exit(0)",
+        "import os\nos.write(1, b'no sandbox')\nos._exit(0)",
+        "import os\nwhile True: os.write(1, b'passed ' * 10_000)",
+    ):
+        assert not code_sandbox.passes(source, "pass"), source
 
 
 def test_scores_of_a_tiny_model_are_counted_and_its_replies_are_shown(plain):
