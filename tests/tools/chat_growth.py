@@ -156,7 +156,7 @@ def faults(name: str, held: list[tuple[int, int, int]]) -> list[str]:
     size = max(found["bytes_per_reply"], found["slope"])
     wrong = [f"{name}: {size} bytes a reply"] if size > REPLY_BYTES else []
     for place, what in ((1, "descriptors"), (2, "threads")):
-        before, after = (max(each[place] for each in part) for part in (late[:half], late[half:]))
+        before, after = (max(each[place] for each in part) for part in (late[:half] or late, late[half:]))
         wrong += [f"{name}: {after} {what}, {before} before"] if after > before else []
     return wrong
 
