@@ -203,5 +203,6 @@ def _fields(plan: PushPlan) -> dict[str, Any]:
         "weights_bytes": plan.model.weights_bytes,
         "send_bytes": plan.send_bytes,
         "files": files,
+        "replaced": list(plan.replaced),
         "removed": list(plan.removed),
     }

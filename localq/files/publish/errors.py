@@ -51,13 +51,18 @@ def _of_status(repo: str, status: int) -> LocalqError:
         why = f"the token may not write to {repo.partition('/')[0]}, or there is no such user or organization"
         return LocalqError(repo, why, "Check the name.", ExitCode.UNKNOWN_MODEL)
     if status in CHANGED_STATUS:
-        return LocalqError(repo, "the repository was changed in the meantime", RESUME)
+        return changed(repo)
     if status in FULL_STATUS:
         why = f"the hub has no room for the files (HTTP status {status})"
         return no_hub(repo, why, f"Check the storage limit at {endpoint()}/settings/billing.")
     if status == 429:
         return no_hub(repo, "the hub's limit on requests was reached", f"Wait a few minutes. {RESUME}")
     return no_hub(repo, f"the hub returned HTTP status {status}", RESUME)
+
+
+def changed(repo: str) -> LocalqError:
+    """The error (exit 1) for a repository that is not what the plan was made for."""
+    return LocalqError(repo, "the repository was changed in the meantime", RESUME)
 
 
 def no_token(repo: str, why: str = "uploading needs an access token with write access") -> LocalqError:

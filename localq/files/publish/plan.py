@@ -15,6 +15,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog, checked_files
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client, layout
+from localq.files.hub.errors import endpoint
 from localq.files.publish import licences, made_model, remote_repo
 from localq.files.publish.card import CARD_NAME, CardFacts, card
 from localq.files.publish.licences import Terms
@@ -101,6 +102,9 @@ def plan(request: PushRequest, on_progress: OnProgress | None = None) -> PushPla
     own = {each.name: each for each in (*model.files, *texts, _made_file(CARD_NAME, text))}
     files = tuple(sorted(own.values(), key=lambda each: (not _is_weights(each.name), each.name)))
     remote = RemoteRepo(repo) if request.offline else remote_repo.read(repo)
+    if request.private and remote.commit and not remote.private:
+        step = f"Make it private at {endpoint()}/{repo}/settings, choose another name, or leave out --private."
+        raise usage_error(repo, "--private: the repository exists and is public", step)
     found = _compare(request, model, base, terms, remote, files, text)
     if (found.replaced or _foreign(found)) and not request.force:
         raise _taken(found)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localq.errors import ExitCode, LocalqError
+from localq.files.hub import cache as hub_cache
 from localq.files.hub import client
 from localq.files.hub import errors as hub_errors
 
@@ -39,10 +40,12 @@ def read(repo: str) -> RemoteRepo:
             return RemoteRepo(repo)
         raise
     try:
+        if not hub_cache.COMMIT.fullmatch(info["sha"]):
+            raise hub_errors.no_model_hub(repo, "the repository has no commit")
         siblings = (info.get("siblings") or ())[:MAX_FILES]
         files = {str(each["rfilename"]): _content_id(each) for each in siblings}
         return RemoteRepo(
-            repo, str(info["sha"]), bool(info.get("private")),
+            repo, info["sha"], bool(info.get("private")),
             {name: id for name, id in files.items() if name not in OWN_FILES},
         )  # fmt: skip
     except (AttributeError, KeyError, TypeError) as error:  # JSON of another shape

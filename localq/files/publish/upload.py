@@ -2,8 +2,9 @@
 
 The client library makes the requests, over plain HTTPS as for downloads: Xet has no part in it. A file of weights goes
 to the hub's store first; commits make files visible, the small files with `config.json` in the last one. So the
-repository of an interrupted upload has no configuration, and no load takes it for a whole model. The same command then
-sends what is missing: a file that is committed, or in the hub's store, is not sent again.
+repository of an interrupted upload has no configuration, and no load takes it for a whole model. What replaces or
+removes files of another model is one commit: the repository has the old model or the new one, never parts of both. The
+same command sends what is missing: a file that is committed, or in the hub's store, is not sent again.
 """
 
 from __future__ import annotations
@@ -74,19 +75,21 @@ class _Upload:
         plan = self._plan
         self._check_token()
         if not plan.remote.commit:
-            self._call(self._create)
-            self._commit_id = remote_repo.read(self._repo).commit
+            self._commit_id = self._create()
+        is_one_commit = bool(plan.replaced or plan.removed)
         waiting: list[tuple[SentFile, Any]] = []
         weights = [each for each in plan.to_send if each.path is not None and each.name.endswith(".safetensors")]
         for file in weights:
             waiting.append((file, self._store(file)))
-            if sum(each.size for each, _ in waiting) >= COMMIT_BYTES or len(waiting) >= COMMIT_FILES:
+            is_full = sum(each.size for each, _ in waiting) >= COMMIT_BYTES or len(waiting) >= COMMIT_FILES
+            if is_full and not is_one_commit:
                 self._commit(waiting, ())
                 waiting = []
         for file in (each for each in plan.to_send if each not in weights):
             waiting.append((file, self._store(file) if file.size > SMALL_BYTES else _operation(file, _unwatched)))
         if waiting or plan.removed:
             self._commit(waiting, plan.removed)
+        self._check_result()
         return self._commit_id
 
     def _check_token(self) -> None:
@@ -98,8 +101,27 @@ class _Upload:
         token = connection.access_token()
         return {"repo_id": self._repo, "token": token.reveal() if token is not None else False}
 
-    def _create(self) -> None:
-        self._api.create_repo(private=self._plan.request.private, exist_ok=True, **self._options())
+    def _create(self) -> str:
+        """Create the repository; return its first commit. Raises LocalqError (exit 1) if another program made one."""
+        private = self._plan.request.private
+        # `exist_ok`: the answer to an earlier try may be lost. What the repository is then has to be asked.
+        self._call(lambda: self._api.create_repo(private=private, exist_ok=True, **self._options()))
+        remote = remote_repo.read(self._repo)
+        if not remote.commit or remote.files or remote.private != private:
+            raise errors.changed(self._repo)
+        return remote.commit
+
+    def _check_result(self) -> None:
+        """Check that the repository has what was planned: the library leaves out files that a .gitignore names."""
+        remote = remote_repo.read(self._repo)
+        absent = [each.name for each in self._plan.files if not each.is_at(remote.files.get(each.name, ""))]
+        if absent:
+            why = f"after the upload the repository does not have {', '.join(absent)} as sent"
+            step = f"Check {self._repo}/.gitignore and whether someone else changed the files. {errors.RESUME}"
+            raise LocalqError(self._repo, why, step)
+        if left := sorted(set(self._plan.removed) & remote.files.keys()):
+            why = f"after the upload the repository still has {', '.join(left)}, of another model"
+            raise LocalqError(self._repo, why, errors.RESUME)
 
     def _store(self, file: SentFile) -> Any:
         """Send a file to the hub's store, if it goes there; the operation that commits it."""
@@ -126,7 +148,7 @@ class _Upload:
                 return self._commit_id
             done = self._api.create_commit(
                 operations=operations, commit_message=f"Upload {len(operations)} files with localq {__version__}",
-                parent_commit=self._commit_id or None, **self._options(),
+                parent_commit=self._commit_id, **self._options(),
             )  # fmt: skip
             return str(done.oid)
 

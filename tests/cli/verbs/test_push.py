@@ -135,6 +135,7 @@ def test_json_names_what_was_sent_and_a_second_run_sends_nothing(made, server, c
     assert body["address"] == f"{server.url}/{REPO}"
     assert body["bits_per_weight"] == pytest.approx(4.74, abs=0.01)
     assert all(each["send"] for each in body["files"])
+    assert (body["replaced"], body["removed"]) == ([], [])
     before = len(writes(server))
     out, err = push(capsys, made, REPO)
     assert "already complete" in err

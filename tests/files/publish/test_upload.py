@@ -155,6 +155,91 @@ def test_force_replaces_the_model_and_leaves_other_files(made, server):
     assert not {"model-00001-of-00002.safetensors", "model.safetensors.index.json"} & held(server).keys()
 
 
+def other_model() -> dict[str, bytes]:
+    """Another model in a repository: a load takes it for whole."""
+    weights = {f"model-0000{number}-of-00003.safetensors": b"old" for number in (1, 2, 3)}
+    return {**weights, "config.json": b"{}", "model.safetensors.index.json": b"{}", "localq.sha256": b"old"}
+
+
+def test_no_commit_mixes_two_models(sharded, server, monkeypatch):
+    monkeypatch.setattr(upload, "COMMIT_FILES", 2)
+    old = other_model()
+    server.add(REPO, old)
+    push(sharded, force=True)
+    assert is_whole(server, sharded)
+    states = [*server.repos[REPO].commits.values()]
+    assert states[0] == old
+    assert [state for state in states[1:] if state != held(server)] == []
+
+
+def test_a_model_stays_whole_where_replacing_it_is_interrupted(sharded, server, monkeypatch):
+    monkeypatch.setattr(upload, "COMMIT_FILES", 1)
+    server.add(REPO, other_model())
+    fourth = disk.sha256_of(sorted(sharded.glob("*.safetensors"))[3])
+    server.fail(f"PUT /store/{fourth}", cut_after=1000, times=40)
+    refused(push, sharded, force=True)
+    assert held(server) == other_model()
+    server.faults.clear()
+    push(sharded, force=True)
+    assert is_whole(server, sharded)
+
+
+def test_a_repository_that_came_after_the_plan_is_not_adopted(made, server):
+    found = plans.plan(PushRequest(made, REPO))
+    server.add(REPO, {"config.json": b"of another program"})
+    error = refused(upload.push, found)
+    assert (error.exit_code, "changed in the meantime" in error.why) == (ExitCode.FAILURE, True)
+    assert held(server) == {"config.json": b"of another program"}
+    assert not server.seen("PUT")
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_an_empty_repository_of_other_visibility_is_not_adopted(made, server, private):
+    found = plans.plan(PushRequest(made, REPO, private=private))
+    server.add(REPO, {".gitattributes": b""})
+    server.store.private[REPO] = not private
+    error = refused(upload.push, found)
+    assert (error.exit_code, "changed in the meantime" in error.why) == (ExitCode.FAILURE, True)
+    assert not server.seen("PUT")
+
+
+def test_a_repository_that_is_not_shown_after_it_was_created_is_not_written_to(made, server):
+    found = plans.plan(PushRequest(made, REPO))
+    server.fail(f"GET /api/models/{REPO}", 404)
+    assert refused(upload.push, found).exit_code == ExitCode.FAILURE
+    assert not server.seen("PUT")
+
+
+def test_a_repository_without_a_commit_is_not_written_to(made, server):
+    server.add(REPO, {}, commit="HEAD")
+    error = refused(push, made)
+    assert (error.exit_code, "has no commit" in error.why) == (ExitCode.NETWORK, True)
+
+
+def test_files_that_the_repository_ignores_are_named(made, server):
+    server.add(REPO, {".gitignore": b"tokenizer.json\n"})
+    error = refused(push, made, force=True)
+    assert error.exit_code == ExitCode.FAILURE
+    assert "does not have tokenizer.json as sent" in error.why
+    assert ".gitignore" in error.next_step
+
+
+def test_files_that_the_hub_does_not_remove_are_named(made, server):
+    server.add(REPO, other_model())
+    server.store.kept = frozenset({"model-00002-of-00003.safetensors"})
+    error = refused(push, made, force=True)
+    assert error.exit_code == ExitCode.FAILURE
+    assert "still has model-00002-of-00003.safetensors" in error.why
+
+
+def test_private_is_not_dropped_for_a_public_repository(made, server):
+    push(made)
+    error = refused(plans.plan, PushRequest(made, REPO, private=True))
+    assert (error.exit_code, error.what) == (ExitCode.USAGE, REPO)
+    assert "--private" in error.why
+    assert f"{server.url}/{REPO}/settings" in error.next_step
+
+
 def test_a_card_that_its_owner_changed_is_not_overwritten(made, server):
     push(made)
     server.add(REPO, {**held(server), "README.md": b"my words"}, commit="c" * 40)
