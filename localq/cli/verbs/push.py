@@ -196,7 +196,7 @@ def _fields(plan: PushPlan) -> dict[str, Any]:
         "repo": plan.request.repo,
         "private": plan.private,
         "base": plan.base,
-        "licence": plan.terms.id,
+        "licence": plan.licence,
         "format": plan.model.format,
         "scheme": plan.model.scheme,
         "bits_per_weight": plan.model.bits,

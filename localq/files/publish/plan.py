@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,7 +63,7 @@ class PushPlan:
     request: PushRequest
     model: MadeModel
     base: str
-    terms: Terms
+    terms: tuple[Terms, ...]
     remote: RemoteRepo
     files: tuple[SentFile, ...]
     to_send: tuple[SentFile, ...]
@@ -74,6 +75,11 @@ class PushPlan:
     def send_bytes(self) -> int:
         """Bytes to send."""
         return sum(each.size for each in self.to_send)
+
+    @property
+    def licence(self) -> str:
+        """The ids of the licences."""
+        return ", ".join(each.id for each in self.terms)
 
     @property
     def private(self) -> bool:
@@ -95,8 +101,9 @@ def plan(request: PushRequest, on_progress: OnProgress | None = None) -> PushPla
     base = request.base or (model.record.repo if model.record is not None else "")
     if base and not catalog.is_repo(base):
         raise usage_error(f"--base {base}", "not the name of a repository", "Use ORG/REPO.")
-    terms = licences.terms_of(_licence(request, model, base))
-    licences.check(terms, base or folder, repo)
+    terms = tuple(licences.terms_of(id) for id in _licence_ids(request, model, base))
+    for each in terms:
+        licences.check(each, base or folder, repo)
     texts = _licence_files(request, model, base, terms)
     text = card(_facts(request, model, base, terms))
     own = {each.name: each for each in (*model.files, *texts, _made_file(CARD_NAME, text))}
@@ -115,7 +122,7 @@ def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
-def _facts(request: PushRequest, model: MadeModel, base: str, terms: Terms) -> CardFacts:
+def _facts(request: PushRequest, model: MadeModel, base: str, terms: tuple[Terms, ...]) -> CardFacts:
     return CardFacts(
         request.repo, base, terms, model.format, model.scheme, model.weights_bytes, model.parameters, model.bits,
         model.all_bits, model.record, request.measured,
@@ -125,40 +132,50 @@ def _facts(request: PushRequest, model: MadeModel, base: str, terms: Terms) -> C
 # ---- the licence
 
 
-def _licence(request: PushRequest, model: MadeModel, base: str) -> str:
-    """The id of the source's licence: the hub's, else the recorded one, else that of `--license`.
+def _licence_ids(request: PushRequest, model: MadeModel, base: str) -> tuple[str, ...]:
+    """The ids of the source's licences: the hub's, else the recorded one, else those of `--license`.
 
-    Raises LocalqError (exit 2) where it is not known, and for a `--license` that contradicts it.
+    Raises LocalqError (exit 2) where they are not known, for a `--license` that contradicts them, and for an id whose
+    terms localq does not know and `--license` does not name.
     """
-    stated = remote_repo.stated_licence(base) if base and not request.offline else ""
-    is_recorded = model.record is not None and base == model.record.repo
-    known = stated or (model.record.licence if model.record is not None and is_recorded else "")
-    asked = request.licence.strip().casefold()
-    if known and asked and asked != known:
-        why = f"the licence of {base or request.folder} is {known}"
+    what = base or str(request.folder)
+    stated = remote_repo.stated_licences(base) if base and not request.offline else ()
+    if not stated and model.record is not None and base == model.record.repo:
+        stated = licences.ids_of(model.record.licence)
+    named = licences.ids_of(request.licence, stated)
+    if stated and not set(named) <= set(stated):
+        why = f"the licence of {what} is {', '.join(stated)}"
         raise usage_error(f"--license {request.licence}", why, "Remove the option.")
-    if not known and not asked:
+    if not named and not stated:
         step = "Look it up on the source model's page, then use --license ID, such as --license apache-2.0."
-        raise usage_error(base or str(request.folder), "the licence of the source model is not known", step)
-    return known or asked
+        raise usage_error(what, "the licence of the source model is not known", step)
+    unknown = [id for id in stated if not licences.terms_of(id).is_known]
+    if unknown and request.licence.strip().casefold() not in stated and not set(unknown) <= set(named):
+        why = f"localq does not know the terms of its licence, {', '.join(unknown)}"
+        step = (
+            f"Read them on the source model's page. If they allow this, use --license {shlex.quote(','.join(unknown))}."
+        )
+        raise usage_error(what, why, step)
+    return stated or named
 
 
-def _licence_files(request: PushRequest, model: MadeModel, base: str, terms: Terms) -> list[SentFile]:
-    """Texts of the licence that the folder lacks: those of the source's repository, and the notice.
+def _licence_files(request: PushRequest, model: MadeModel, base: str, terms: tuple[Terms, ...]) -> list[SentFile]:
+    """Texts of the licences that the folder lacks: those of the source's repository, and the notices.
 
     Raises LocalqError (exit 2) where the licence requires a copy of itself and none is to be had.
     """
     here = {each.name for each in model.files if LICENCE_TEXT.fullmatch(each.name)}
     found = {} if request.offline or not base else _texts_of(base, here)
     copies = [name for name in (*here, *found) if name.startswith(("LICEN", "COPYING"))]
-    if terms.copy and not copies and not request.offline:
-        why = f"the {terms.name} requires including a copy of its text, but the source has no {LICENCE_NAME} file"
-        step = f"Save the text of {terms.source} as {request.folder / LICENCE_NAME}."
+    needed = next((each for each in terms if each.copy), None)
+    if needed is not None and not copies and not request.offline:
+        why = f"the {needed.name} requires including a copy of its text, but the source has no {LICENCE_NAME} file"
+        step = f"Save the text of {needed.source} as {request.folder / LICENCE_NAME}."
         raise usage_error(base or str(request.folder), why, step)
-    if terms.notice:
+    for notice in (each.notice for each in terms if each.notice):
         text = found.get(NOTICE_NAME) or model.text_of(NOTICE_NAME) or ""
-        if terms.notice not in text:
-            text = "\n".join(filter(None, (text.rstrip(), terms.notice, _CHANGED.format(model.format))))
+        if notice not in text:
+            text = "\n".join(filter(None, (text.rstrip(), notice, _CHANGED.format(model.format))))
         found[NOTICE_NAME] = text
     return [_made_file(name, text) for name, text in found.items()]
 
@@ -187,8 +204,8 @@ def _made_file(name: str, text: str) -> SentFile:
 
 
 def _compare(
-    request: PushRequest, model: MadeModel, base: str, terms: Terms, remote: RemoteRepo, files: tuple[SentFile, ...],
-    text: str,
+    request: PushRequest, model: MadeModel, base: str, terms: tuple[Terms, ...], remote: RemoteRepo,
+    files: tuple[SentFile, ...], text: str,
 ) -> PushPlan:  # fmt: skip
     missing = tuple(each for each in files if not each.is_at(remote.files.get(each.name, "")))
     names = {each.name for each in files}
@@ -231,7 +248,7 @@ def summary(plan: PushPlan) -> list[str]:
     found = [
         f"repository  {plan.request.repo} ({kind}, {state})",
         f"source      {plan.base or 'not recorded'}",
-        f"licence     {plan.terms.id} ({plan.terms.name})" if plan.terms.is_known else f"licence     {plan.terms.id}",
+        f"licence     {', '.join(f'{each.id} ({each.name})' if each.is_known else each.id for each in plan.terms)}",
         f"to send     {human_bytes(plan.send_bytes)} in {count(len(plan.to_send))} of {len(plan.files)}",
     ]
     found += [f"replaces    {', '.join(plan.replaced)}"] if plan.replaced else []
@@ -252,7 +269,7 @@ def catalogue_source(plan: PushPlan, commit: str) -> str:
     read = [each for each in plan.files if _is_weights(each.name) or _is_read(each.name)]
     fields = {"format": plan.model.format, "repo": plan.request.repo, "revision": commit}
     fields |= {"scheme": plan.model.scheme} if plan.model.scheme else {}
-    fields |= {"licence": plan.terms.id}
+    fields |= {"licence": plan.licence}
     size = sum(each.size for each in read if each.name != checked_files.SUMS_NAME)
     rows = [*(f"{key} = {json.dumps(value)}" for key, value in fields.items()), f"bytes = {size}", "verified = true"]
     return "\n".join(["[[model.source]]", *rows, ""])

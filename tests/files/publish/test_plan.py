@@ -1,0 +1,84 @@
+"""The plan of an upload: which licences count, which names and files are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localq.errors import ExitCode
+from localq.files.publish import plan as plans
+from localq.files.publish.plan import PushPlan, PushRequest
+from tests.support.files import made_models
+from tests.support.files.fake_hub import FakeHub
+from tests.support.files.hub_server import refused
+from tests.support.files.made_models import BASE
+
+REPO = "someone/tiny-llama-nf4"
+
+
+def plan(folder: Path, **options: object) -> PushPlan:
+    return plans.plan(PushRequest(folder, REPO, **options))
+
+
+def state(server: FakeHub, **card: object) -> None:
+    """Let the card of the source's repository state this."""
+    server.repos[BASE].card.clear()
+    server.repos[BASE].card.update(card)
+
+
+@pytest.mark.parametrize(
+    ("card", "named"),
+    [
+        ({"license": "Somebodys-Own"}, "somebodys-own"),
+        ({"license": "other", "license_name": "somebodys-own"}, "somebodys-own"),
+        ({"license": ["apache-2.0", "somebodys-own"]}, "somebodys-own"),
+        ({"license": "two words, and more"}, "two words, and more"),
+    ],
+)
+def test_a_stated_licence_without_known_terms_has_to_be_acknowledged(made, server, card, named):
+    state(server, **card)
+    error = refused(plan, made)
+    assert (error.exit_code, error.what) == (ExitCode.USAGE, BASE)
+    assert f"does not know the terms of its licence, {named}" in error.why
+    assert "--license " in error.next_step
+    assert named in error.next_step
+    assert plan(made, licence=named.upper()).terms[-1].id == named
+    for other in ("mit", "apache-2.0"):
+        assert refused(plan, made, licence=other).exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("id", ["unknown", "other", " Other", "", None, 3, ["apache-2.0", "unknown"], []])
+@pytest.mark.parametrize("name", [None, "unknown", "other"])
+def test_what_states_no_licence_is_not_known(made, server, id, name):
+    state(server, license=id, license_name=name)
+    assert "is not known" in refused(plan, made).why
+    assert "is not known" in refused(plan, made, licence="unknown").why
+    assert plan(made, licence="mit").licence == "mit"
+
+
+def test_a_recorded_licence_without_known_terms_has_to_be_acknowledged(made, server, tmp_path):
+    state(server)
+    folder = made_models.copy(made, tmp_path)
+    made_models.change_record(folder, licence="mystery")
+    assert "does not know the terms" in refused(plan, folder).why
+    assert plan(folder, licence="mystery").licence == "mystery"
+
+
+def test_every_licence_of_a_list_counts(made, server):
+    state(server, license=["mit", "cc-by-nd-4.0"])
+    assert refused(plan, made).exit_code == ExitCode.FAILURE
+    state(server, license=["mit", "llama3.1"])
+    assert "begins with Llama" in refused(plan, made).why
+    state(server, license=["mit", "cc-by-nc-4.0"])
+    found = plan(made)
+    assert 'license:\n- "mit"\n- "cc-by-nc-4.0"\n' in found.card
+    assert "Commercial use is not allowed." in found.card
+    assert "[MIT License](https://opensource.org/license/mit) and [Creative" in found.card
+    assert any("mit (MIT License), cc-by-nc-4.0 (" in line for line in plans.summary(found))
+    assert 'licence = "mit, cc-by-nc-4.0"' in plans.catalogue_source(found, "a" * 40)
+    state(server, license=["mit", "other"], license_name="qwen-research")
+    found = plan(made)
+    assert 'license: other\nlicense_name: "mit, qwen-research"\n' in found.card
+    assert "Improved using Qwen" in found.card
+    assert "Qwen RESEARCH LICENSE" in next(each for each in found.files if each.name == "NOTICE").content.decode()
