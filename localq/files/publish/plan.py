@@ -150,11 +150,10 @@ def _licence_ids(request: PushRequest, model: MadeModel, base: str) -> tuple[str
         step = "Look it up on the source model's page, then use --license ID, such as --license apache-2.0."
         raise usage_error(what, "the licence of the source model is not known", step)
     unknown = [id for id in stated if not licences.terms_of(id).is_known]
-    if unknown and request.licence.strip().casefold() not in stated and not set(unknown) <= set(named):
+    if not set(unknown) <= set(named):
         why = f"localq does not know the terms of its licence, {', '.join(unknown)}"
-        step = (
-            f"Read them on the source model's page. If they allow this, use --license {shlex.quote(','.join(unknown))}."
-        )
+        option = f"--license {shlex.quote(','.join(unknown))}"
+        step = f"Read them on the source model's page. If they allow redistribution, use {option}."
         raise usage_error(what, why, step)
     return stated or named
 

@@ -20,14 +20,13 @@ from localq import __version__
 from localq.errors import LocalqError
 from localq.files.hub import connection
 from localq.files.hub import errors as hub_errors
-from localq.files.publish import errors, remote_repo
+from localq.files.publish import errors, remote_repo, upload_client
 from localq.files.publish.made_model import SentFile
 from localq.files.publish.plan import PushPlan
 from localq.wording import OnProgress
 
 COMMIT_BYTES = 20 * 10**9  # of weights, after which they are committed: a repository then shows what it has
 COMMIT_FILES = 50
-CONNECT_S, READ_S, WRITE_S = 10.0, 300.0, 60.0  # a store takes minutes to put a large file together
 SMALL_BYTES = 2**20  # smaller files are sent with the commit
 _UPLOADING = "uploading"
 Result = TypeVar("Result")
@@ -40,7 +39,7 @@ def push(plan: PushPlan, on_progress: OnProgress | None = None) -> str:
     repository that changed meanwhile.
     """
     upload = _Upload(plan, on_progress or (lambda what, done, total: None))
-    with _quiet_library():
+    with upload_client.checked_client(plan.request.repo), _quiet_library():
         return upload.run()
 
 
@@ -171,7 +170,6 @@ class _Upload:
         """Return `call()`, tried again after temporary failures. Raises LocalqError."""
         for pause_s in (*hub_errors.PAUSES_S[: tries - 1], None):
             try:
-                connection.open_session().timeout = (CONNECT_S, READ_S, WRITE_S, CONNECT_S)
                 return call()
             except LocalqError:
                 raise
