@@ -6,9 +6,10 @@ no such organization 4, network and limits of the hub 6, a repository that chang
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from localq.errors import ExitCode, LocalqError
+from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.hub import errors as hub_errors
 from localq.files.hub.errors import endpoint, no_hub
 
@@ -63,6 +64,12 @@ def _of_status(repo: str, status: int) -> LocalqError:
 def changed(repo: str) -> LocalqError:
     """The error (exit 1) for a repository that is not what the plan was made for."""
     return LocalqError(repo, "the repository was changed in the meantime", RESUME)
+
+
+def changed_file(path: Path) -> LocalqError:
+    """The error (exit 8) for a local file that is not what it was when it was hashed."""
+    step = "Restore the file, or quantize the model again; then run the same command."
+    return bad_file(str(path), "the file changed during the upload", step)
 
 
 def no_token(repo: str, why: str = "uploading needs an access token with write access") -> LocalqError:

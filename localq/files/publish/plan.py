@@ -11,11 +11,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog, checked_files
 from localq.files.hub import cache as hub_cache
-from localq.files.hub import client, layout
+from localq.files.hub import client, connection, layout
 from localq.files.hub.errors import endpoint
 from localq.files.publish import licences, made_model, remote_repo
 from localq.files.publish.card import CARD_NAME, CardFacts, card
@@ -95,12 +96,13 @@ def plan(request: PushRequest, on_progress: OnProgress | None = None) -> PushPla
     damaged model; 4, 5 and 6 as requests to the hub.
     """
     repo, folder = request.repo, str(request.folder)
-    if not catalog.is_repo(repo):
-        raise usage_error(repo, "not the name of a repository", "Use ORG/REPO, such as YOUR-NAME/my-model-vq2.")
+    _check_name(repo, repo, "Use ORG/REPO, such as YOUR-NAME/my-model-vq2.")
+    if request.base:
+        _check_name(request.base, f"--base {request.base}", "Use ORG/REPO.")
     model = made_model.open_made(request.folder, on_progress)
     base = request.base or (model.record.repo if model.record is not None else "")
-    if base and not catalog.is_repo(base):
-        raise usage_error(f"--base {base}", "not the name of a repository", "Use ORG/REPO.")
+    if base and not request.base:
+        _check_name(base, f"source {base}", "Name the source model with --base ORG/REPO.")
     terms = tuple(licences.terms_of(id) for id in _licence_ids(request, model, base))
     for each in terms:
         licences.check(each, base or folder, repo)
@@ -116,6 +118,19 @@ def plan(request: PushRequest, on_progress: OnProgress | None = None) -> PushPla
     if (found.replaced or _foreign(found)) and not request.force:
         raise _taken(found)
     return found
+
+
+def _check_name(repo: str, what: str, step: str) -> None:
+    """Raises LocalqError (exit 2) for what the hub allows as no name of a repository."""
+    if not catalog.is_repo(repo):
+        raise usage_error(what, "not the name of a repository", step)
+    utils: Any = connection.library().utils
+    try:
+        utils.validate_repo_id(repo)
+    except ValueError:  # as the library's own error is; its rules are these
+        rule = "at most 96 characters, no -- or .., no - or . at either end, and not ending in .git"
+        why = f"the hub does not allow this name (the rule: {rule})"
+        raise usage_error(what, why, step) from None
 
 
 def _is_weights(name: str) -> bool:

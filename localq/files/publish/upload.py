@@ -10,14 +10,16 @@ same command sends what is missing: a file that is committed, or in the hub's st
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from localq import __version__
+from localq import __version__, disk
 from localq.errors import LocalqError
+from localq.files import checked_files
 from localq.files.hub import connection
 from localq.files.hub import errors as hub_errors
 from localq.files.publish import errors, remote_repo, upload_client
@@ -36,7 +38,7 @@ def push(plan: PushPlan, on_progress: OnProgress | None = None) -> str:
     """Send what the repository lacks; return its commit. The repository is created if need be.
 
     Raises LocalqError: exit 5 without a token that may write, 4 for an unknown organization, 6 for the network, 1 for a
-    repository that changed meanwhile.
+    repository that changed meanwhile, 8 and 9 for a local file that changed or cannot be read.
     """
     upload = _Upload(plan, on_progress or (lambda what, done, total: None))
     with upload_client.checked_client(plan.request.repo), _quiet_library():
@@ -190,32 +192,61 @@ def _unwatched(position: int) -> None:
 
 
 class _WatchedFile(io.FileIO):
-    """A file that reports how far it was read."""
+    """A local file that reports how far it was read."""
 
     def __init__(self, path: Path, on_position: Callable[[int], None]) -> None:
         super().__init__(path)
-        self._on_position = on_position
+        self._path, self._on_position = path, on_position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read as a file does, and report the position."""
-        found = super().read(-1 if size is None else size)
+        """Read as a file does, and report the position. Raises LocalqError (exit 9)."""
+        with disk.read_errors(self._path):
+            found = super().read(-1 if size is None else size)
         self._on_position(self.tell())
         return found
 
 
 def _operation(file: SentFile, on_position: Callable[[int], None]) -> Any:
-    """The library's operation for adding `file`. Its hash is the one that was checked, so it is not computed again."""
+    """The library's operation for adding `file`. Its hash is the one that was checked, so it is not computed again.
+
+    Raises LocalqError: exit 9 for a file that cannot be read, 8 for one that changed.
+    """
     base: Any = connection.library().CommitOperationAdd
     if file.path is None:
         return base(path_in_repo=file.name, path_or_fileobj=file.content)
     path = file.path
+    if file.size <= SMALL_BYTES and not file.name.endswith(".safetensors"):
+        return base(path_in_repo=file.name, path_or_fileobj=_content(file, path))
 
     class WatchedAddition(base):  # type: ignore[misc]
         @contextlib.contextmanager
         def as_file(self, with_tqdm: bool = False) -> Iterator[io.FileIO]:
-            with _WatchedFile(path, on_position) as opened:
-                yield opened
+            with disk.read_errors(path):
+                opened = _WatchedFile(path, on_position)
+            with opened:
+                try:
+                    yield opened
+                finally:  # a failure of the request may come from the change
+                    _check_unchanged(file, path)
 
-    found = WatchedAddition(path_in_repo=file.name, path_or_fileobj=str(path.absolute()))
+    _check_unchanged(file, path)
+    with disk.read_errors(path):
+        found = WatchedAddition(path_in_repo=file.name, path_or_fileobj=str(path.absolute()))
     found.upload_info.sha256 = bytes.fromhex(file.sha256)
     return found
+
+
+def _content(file: SentFile, path: Path) -> bytes:
+    """The content of a small file, read once and compared with its hash."""
+    with disk.read_errors(path):
+        content = path.read_bytes() if path.stat().st_size == file.size else b""
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise errors.changed_file(path)
+    return content
+
+
+def _check_unchanged(file: SentFile, path: Path) -> None:
+    with disk.read_errors(path):
+        now = checked_files.stamp(path)
+    if now != file.stamp:
+        raise errors.changed_file(path)

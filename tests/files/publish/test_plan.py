@@ -82,3 +82,66 @@ def test_every_licence_of_a_list_counts(made, server):
     assert 'license: other\nlicense_name: "mit, qwen-research"\n' in found.card
     assert "Improved using Qwen" in found.card
     assert "Qwen RESEARCH LICENSE" in next(each for each in found.files if each.name == "NOTICE").content.decode()
+
+
+FORBIDDEN = ["a--b", "a..b", "ab.", "ab-", "ab.git", "a" * 97]
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_names_that_the_hub_forbids(tmp_path, server, name):
+    """Before anything else: there is no such folder."""
+    for request, what in [
+        (PushRequest(tmp_path / "none", f"someone/{name}"), f"someone/{name}"),
+        (PushRequest(tmp_path / "none", REPO, base=f"someone/{name}"), f"--base someone/{name}"),
+    ]:
+        error = refused(plans.plan, request)
+        assert (error.exit_code, error.what) == (ExitCode.USAGE, what)
+        assert "at most 96 characters, no -- or .." in error.why
+        assert "ORG/REPO" in error.next_step
+    assert server.requests == []
+
+
+def test_a_recorded_source_of_a_forbidden_name_has_to_be_replaced(made, server, tmp_path):
+    folder = made_models.copy(made, tmp_path)
+    made_models.change_record(folder, repo="someone/a--b")
+    error = refused(plan, folder)
+    assert (error.exit_code, "--base" in error.next_step) == (ExitCode.USAGE, True)
+    assert plan(folder, base=BASE).base == BASE
+
+
+# ---- links
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "NOTICE", "USE_POLICY.md"])
+@pytest.mark.parametrize("target", ["outside", "inside", "nothing"])
+def test_a_licence_text_is_no_link(made, server, tmp_path, name, target):
+    folder = made_models.copy(made, tmp_path)
+    targets = {"outside": tmp_path / "secret", "inside": folder / "private.txt", "nothing": folder / "nothing"}
+    for each in ("outside", "inside"):
+        targets[each].write_text("secret")
+    (folder / name).symlink_to(targets[target])
+    error = refused(plan, folder)
+    assert (error.exit_code, error.what) == (ExitCode.BAD_FILE, str(folder / name))
+    assert "symbolic link" in error.why
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "localq.json", "localq.sha256", "notes.txt"])
+def test_a_link_to_a_file_outside_is_refused(made, server, tmp_path, name):
+    folder = made_models.copy(made, tmp_path)
+    outside = tmp_path / name
+    if (folder / name).exists():
+        (folder / name).rename(outside)
+    else:
+        outside.write_text("secret")
+    (folder / name).symlink_to(outside)
+    error = refused(plan, folder)
+    assert (error.exit_code, error.what) == (ExitCode.BAD_FILE, str(folder / name))
+    assert "points outside the model folder" in error.why
+
+
+def test_a_link_within_the_folder_and_to_the_folder_are_followed(made, server, tmp_path):
+    folder = made_models.copy(made, tmp_path)
+    (folder / "config.json").rename(folder / "other.json")
+    (folder / "config.json").symlink_to("other.json")
+    (tmp_path / "link").symlink_to(folder)
+    assert plan(tmp_path / "link").files

@@ -11,6 +11,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.publish import plan as plans
 from localq.files.publish import upload
 from localq.files.publish.plan import PushRequest
+from tests.support.files import made_models
 from tests.support.files.fake_hub import FakeHub
 from tests.support.files.hub_server import TOKEN, refused
 
@@ -281,3 +282,48 @@ def test_errors_of_the_library_are_not_shown(made, server, monkeypatch):
     assert isinstance(error, LocalqError)
     assert error.__cause__ is None
     assert "Signature" not in str(error)
+
+
+# ---- local files that change
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("how", ["gone", "other", "longer"])
+@pytest.mark.parametrize("small", [0, 2**20])
+def test_a_local_file_that_changed_after_the_plan_is_named(made, server, tmp_path, monkeypatch, name, how, small):
+    monkeypatch.setattr(upload, "SMALL_BYTES", small)
+    folder = made_models.copy(made, tmp_path)
+    found = plans.plan(PushRequest(folder, REPO))
+    path = folder / name
+    if how == "gone":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content + b" " * (how == "longer"))
+    error = refused(upload.push, found)
+    assert error.exit_code == (ExitCode.DISK if how == "gone" else ExitCode.BAD_FILE)
+    assert str(path) in str(error)
+    assert server.store.committed == []
+
+
+@pytest.mark.parametrize("how", ["gone", "shorter", "other"])
+def test_a_local_file_that_changes_while_it_is_sent_is_named(made, server, tmp_path, how):
+    folder = made_models.copy(made, tmp_path)
+    path = folder / "model.safetensors"
+    found, whole, done_once = plans.plan(PushRequest(folder, REPO)), path.read_bytes(), []
+
+    def change(what: str, done: int, total: int) -> None:
+        if not 0 < done < len(whole) or "model.safetensors" not in what or done_once:
+            return
+        done_once.append(done)
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(whole[:-1000] + (b"" if how == "shorter" else bytes(1000)))
+
+    error = refused(upload.push, found, change)
+    assert done_once
+    assert error.exit_code == (ExitCode.DISK if how == "gone" else ExitCode.BAD_FILE)
+    assert str(path) in str(error)
+    assert server.store.committed == []
