@@ -172,7 +172,8 @@ def measurements(result: Mapping[str, Any], folder: str, what: str) -> dict[str,
 
     folder   name of the model's folder; what: the file, in errors
 
-    Raises LocalqError (exit 2) for another file, and for the result of another model.
+    Raises LocalqError (exit 2) for another file, and for the result of a folder with another name: only the names are
+    compared, not the files.
     """
     try:
         measured = str(result["model"])

@@ -96,9 +96,7 @@ def plan(request: PushRequest, on_progress: OnProgress | None = None) -> PushPla
     damaged model; 4, 5 and 6 as requests to the hub.
     """
     repo, folder = request.repo, str(request.folder)
-    _check_name(repo, repo, "Use ORG/REPO, such as YOUR-NAME/my-model-vq2.")
-    if request.base:
-        _check_name(request.base, f"--base {request.base}", "Use ORG/REPO.")
+    check_names(request)
     model = made_model.open_made(request.folder, on_progress)
     base = request.base or (model.record.repo if model.record is not None else "")
     if base and not request.base:
@@ -120,8 +118,14 @@ def plan(request: PushRequest, on_progress: OnProgress | None = None) -> PushPla
     return found
 
 
+def check_names(request: PushRequest) -> None:
+    """Raises LocalqError (exit 2) for names of repositories that the hub does not allow."""
+    _check_name(request.repo, request.repo, "Use ORG/REPO, such as YOUR-NAME/my-model-vq2.")
+    if request.base:
+        _check_name(request.base, f"--base {request.base}", "Use ORG/REPO.")
+
+
 def _check_name(repo: str, what: str, step: str) -> None:
-    """Raises LocalqError (exit 2) for what the hub allows as no name of a repository."""
     if not catalog.is_repo(repo):
         raise usage_error(what, "not the name of a repository", step)
     utils: Any = connection.library().utils

@@ -23,6 +23,7 @@ from localq.files import checked_files
 from localq.files.hub import connection
 from localq.files.hub import errors as hub_errors
 from localq.files.publish import errors, remote_repo, upload_client
+from localq.files.publish.card import CARD_NAME
 from localq.files.publish.made_model import SentFile
 from localq.files.publish.plan import PushPlan
 from localq.wording import OnProgress
@@ -30,6 +31,7 @@ from localq.wording import OnProgress
 COMMIT_BYTES = 20 * 10**9  # of weights, after which they are committed: a repository then shows what it has
 COMMIT_FILES = 50
 SMALL_BYTES = 2**20  # smaller files are sent with the commit
+REJECTED = 400  # HTTP status for a card with faults
 _UPLOADING = "uploading"
 Result = TypeVar("Result")
 
@@ -75,6 +77,7 @@ class _Upload:
     def run(self) -> str:
         plan = self._plan
         self._check_token()
+        self._call(self._check_card)
         if not plan.remote.commit:
             self._commit_id = self._create()
         is_one_commit = bool(plan.replaced or plan.removed)
@@ -96,6 +99,21 @@ class _Upload:
     def _check_token(self) -> None:
         if connection.access_token() is None:
             raise errors.no_token(self._repo)
+
+    def _check_card(self) -> None:
+        """Let the hub check the card before anything is sent. Raises LocalqError (exit 2)."""
+        if all(each.name != CARD_NAME for each in self._plan.to_send):
+            return
+        library, token = connection.library(), self._options()["token"]
+        answer = connection.open_session().post(
+            f"{hub_errors.endpoint().reveal()}/api/validate-yaml",
+            json={"content": self._plan.card, "repoType": "model"},
+            headers=library.utils.build_hf_headers(token=token, library_name="localq", library_version=__version__),
+        )
+        if answer.status_code == REJECTED:
+            raise errors.rejected_card(self._repo)
+        library.utils.hf_raise_for_status(answer)
+        answer.json()
 
     def _options(self) -> dict[str, Any]:
         """Repository and token of a call. The token is read for each, and kept in no attribute."""

@@ -84,6 +84,54 @@ def test_every_licence_of_a_list_counts(made, server):
     assert "Qwen RESEARCH LICENSE" in next(each for each in found.files if each.name == "NOTICE").content.decode()
 
 
+def test_gemma_needs_a_copy_of_its_terms(made, server, tmp_path):
+    folder = made_models.copy(made, tmp_path)
+    state(server, license="gemma")
+    server.add(BASE, {"README.md": b""}, commit="d" * 40)
+    error = refused(plan, folder)
+    assert "requires including a copy" in error.why
+    assert f"Save the text of https://ai.google.dev/gemma/terms as {folder / 'LICENSE'}." in error.next_step
+    (folder / "LICENSE").write_text("Gemma Terms of Use")
+    assert {"LICENSE", "NOTICE"} <= {each.name for each in plan(folder).files}
+
+
+@pytest.mark.parametrize("id", ["apache-2.0", "mit", "bsd-3-clause"])
+def test_common_licences_need_no_copy_and_the_card_links_their_text(made, server, id):
+    state(server, license=id)
+    server.add(BASE, {"README.md": b""}, commit="d" * 40)
+    found = plan(made)
+    assert "LICENSE" not in {each.name for each in found.files}
+    assert f"]({found.terms[0].source})" in found.card
+
+
+def test_of_a_source_that_the_hub_has_no_more_the_record_counts(made, server, tmp_path):
+    folder = made_models.copy(made, tmp_path)
+    made_models.change_record(folder, licence="mit")
+    del server.repos[BASE]
+    found = plan(folder)
+    assert 'license: "mit"' in found.card
+    assert "LICENSE" not in {each.name for each in found.files}
+
+
+def test_a_source_that_cannot_be_reached_is_an_error(made, server):
+    server.fail(f"GET /{BASE}/resolve/", *[500] * 40)
+    assert refused(plan, made).exit_code == ExitCode.NETWORK
+
+
+def test_a_known_licence_is_not_contradicted(made, server):
+    error = refused(plan, made, licence="mit")
+    assert (error.exit_code, error.what) == (ExitCode.USAGE, "--license mit")
+    assert f"the licence of {BASE} is apache-2.0" in error.why
+
+
+def test_a_licence_that_forbids_it(made, server):
+    state(server, license="cc-by-nc-nd-4.0")
+    error = refused(plan, made, force=True)
+    assert error.exit_code == ExitCode.FAILURE
+    assert "does not allow redistribution" in error.why
+    assert "https://creativecommons.org" in error.why
+
+
 FORBIDDEN = ["a--b", "a..b", "ab.", "ab-", "ab.git", "a" * 97]
 
 

@@ -115,6 +115,35 @@ def test_a_hub_that_hangs_up_each_time_is_a_network_failure(made, server):
     assert "sends only what is missing" in error.next_step
 
 
+def test_a_card_that_the_hub_rejects_stops_before_anything_is_sent(made, server):
+    server.fail("POST /api/validate-yaml", 400)
+    error = refused(push, made)
+    assert (error.exit_code, error.what) == (ExitCode.USAGE, REPO)
+    assert "rejected the front matter of the model card" in error.why
+    assert REPO not in server.repos
+    assert not server.seen("PUT")
+
+
+CARD = "POST /api/validate-yaml"
+
+
+@pytest.mark.parametrize("where", [CARD, CREATE, PREUPLOAD, BATCH, COMMIT])
+def test_an_answer_that_is_no_json_is_waited_for(made, server, where):
+    server.fail(where, 200, how="html")
+    push(made)
+    assert is_whole(server, made)
+
+
+@pytest.mark.parametrize("where", [CARD, CREATE, PREUPLOAD, BATCH, COMMIT])
+def test_a_hub_that_never_answers_in_json_is_a_network_failure(made, server, where):
+    server.fail(where, *[200] * 40, how="html")
+    error = refused(push, made)
+    assert error.exit_code == ExitCode.NETWORK
+    assert "cannot be read (not JSON)" in error.why
+    assert "refused a file" not in error.why
+    assert "sends only what is missing" in error.next_step
+
+
 def test_what_was_sent_is_not_sent_again(sharded, server, capfd):
     weights = sorted(sharded.glob("*.safetensors"))
     fourth = disk.sha256_of(weights[3])

@@ -30,6 +30,7 @@ class Store:
     private     repository -> whether it is private
     kept        files that no commit removes
     verify      address of the verification that the hub asks for after each file; "": none
+    put_may_end  where it is set, a PUT sets `put_came`, and is answered only after this event
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -40,7 +41,8 @@ class Store:
     private: dict[str, bool] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
     verify: str = ""
-    put_may_end: threading.Event | None = None  # a PUT is answered only after this is set
+    put_came: threading.Event = field(default_factory=threading.Event)
+    put_may_end: threading.Event | None = None
 
 
 def answer(hub: Any, method: str, path: str, body: bytes, token: str) -> Reply:
