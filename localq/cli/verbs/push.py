@@ -70,11 +70,12 @@ def push(
     First checks the files and the source's licence, then writes a model card. Interrupted uploads resume: the same
     command sends what is missing. `localq chat ORG/REPO` then works anywhere.
     """
-    from localq.files.publish.plan import PushRequest  # start-up cost: not for --help
+    from localq.files.publish.plan import PushRequest, check_names  # start-up cost: not for --help
 
     request = PushRequest(
         _find(folder), repo, base, license, _measurements(measured, folder), private, force, _is_offline(dry_run)
     )
+    check_names(request)
     if not dry_run:
         _check_token(repo)
     with progress.fetch_bar(repo, quiet) as show:
@@ -196,12 +197,13 @@ def _fields(plan: PushPlan) -> dict[str, Any]:
         "repo": plan.request.repo,
         "private": plan.private,
         "base": plan.base,
-        "licence": plan.terms.id,
+        "licence": plan.licence,
         "format": plan.model.format,
         "scheme": plan.model.scheme,
         "bits_per_weight": plan.model.bits,
         "weights_bytes": plan.model.weights_bytes,
         "send_bytes": plan.send_bytes,
         "files": files,
+        "replaced": list(plan.replaced),
         "removed": list(plan.removed),
     }

@@ -212,7 +212,7 @@ def _refuse_unencrypted(what: str, address: Address) -> None:
     """
     scheme, host, _ = origin(address)
     chosen = origin(endpoint())
-    plain = scheme == "http" and (_is_loopback(host) or (chosen[0] == "http" and chosen[1] == host))
+    plain = scheme == "http" and (is_loopback(host) or (chosen[0] == "http" and chosen[1] == host))
     if not host or not (scheme == "https" or plain):
         why = f"the hub redirects to {scheme[:MAX_HOST] or 'no'}://{host[:MAX_HOST]}, which is not encrypted"
         raise no_hub(what, why, "Check HF_ENDPOINT and the network; the connection may have been intercepted.")
@@ -228,8 +228,9 @@ def origin(address: Address) -> tuple[str, str, int | None]:
         return "", "", None
 
 
-def _is_loopback(host: str) -> bool:
-    import ipaddress  # start-up cost: only redirects need it
+def is_loopback(host: str) -> bool:
+    """Return whether `host` is this machine."""
+    import ipaddress  # start-up cost: only redirects and uploads need it
 
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

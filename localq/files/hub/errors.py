@@ -95,6 +95,8 @@ def pause_after(error: Exception, pause_s: float) -> None:
 def _trouble(error: Exception) -> str:
     if isinstance(error, SlowError):
         return str(error)
+    if isinstance(error, UnreadableError):
+        return f"sent a response that cannot be read ({error})"
     if "Timeout" in type(error).__name__:
         return str(SlowError())
     name = type(error).__name__.lstrip("_")

@@ -35,7 +35,7 @@ class CardFacts:
 
     repo: str
     base: str
-    terms: Terms
+    terms: tuple[Terms, ...]
     format: str
     scheme: str
     weights_bytes: int
@@ -58,11 +58,14 @@ def _front_matter(facts: CardFacts) -> str:
     lines = ["---"]
     if facts.base:
         lines += [f"base_model: {_yaml(facts.base)}", "base_model_relation: quantized"]
-    if terms.hub:
-        lines.append(f"license: {_yaml(terms.id)}")
+    names, links = ", ".join(each.id for each in terms), [each.source for each in terms if each.source]
+    if not all(each.hub for each in terms):
+        lines += ["license: other", f"license_name: {_yaml(names)}"]
+        lines += [f"license_link: {_yaml(links[0])}"] if links and len(terms) == 1 else []
+    elif len(terms) == 1:
+        lines.append(f"license: {_yaml(names)}")
     else:
-        lines += ["license: other", f"license_name: {_yaml(terms.id)}"]
-        lines += [f"license_link: {_yaml(terms.source)}"] if terms.source else []
+        lines += ["license:", *(f"- {_yaml(each.id)}" for each in terms)]
     lines += ["library_name: localq", "pipeline_tag: text-generation", "tags:"]
     lines += [f"- {tag}" for tag in ("localq", "quantized", facts.format)]
     lines += ["quantization:", f"  format: {_yaml(facts.format)}"]
@@ -75,7 +78,7 @@ def _summary(facts: CardFacts) -> str:
     source = _link(facts.base) if facts.base else _code(facts.record.source) if facts.record is not None else ""
     of = f"{source}, " if source else "A model whose source is not recorded, "
     text = f"{of}quantized to {_code(facts.format)} by localq {_name(_version(facts))}. The weights were changed."
-    return f"{text}\n\n**{facts.terms.display}**" if facts.terms.display else text
+    return "\n\n".join([text, *(f"**{each.display}**" for each in facts.terms if each.display)])
 
 
 def _version(facts: CardFacts) -> str:
@@ -123,14 +126,14 @@ def _measured(facts: CardFacts) -> str:
 
 
 def _licence(facts: CardFacts) -> str:
-    terms = facts.terms
-    named = f"[{terms.name}]({terms.source})" if terms.source else _code(terms.name)
-    lines = ["## Licence", "", f"The source model and this repository have the same licence: {named}."]
-    if not terms.is_known:
+    named = " and ".join(f"[{each.name}]({each.source})" if each.source else _code(each.name) for each in facts.terms)
+    kind = "licence" if len(facts.terms) == 1 else "licences"
+    lines = ["## Licence", "", f"The source model and this repository have the same {kind}: {named}."]
+    if not all(each.is_known for each in facts.terms):
         lines.append("Read its terms on the source model's page before you use or pass on this model.")
-    lines += terms.conditions
-    if terms.notice:
-        lines += ["", f"> {terms.notice}"]
+    lines += [condition for each in facts.terms for condition in each.conditions]
+    for each in facts.terms:
+        lines += ["", f"> {each.notice}"] if each.notice else []
     return "\n".join(lines)
 
 
@@ -169,7 +172,8 @@ def measurements(result: Mapping[str, Any], folder: str, what: str) -> dict[str,
 
     folder   name of the model's folder; what: the file, in errors
 
-    Raises LocalqError (exit 2) for another file, and for the result of another model.
+    Raises LocalqError (exit 2) for another file, and for the result of a folder with another name: only the names are
+    compared, not the files.
     """
     try:
         measured = str(result["model"])

@@ -1,11 +1,13 @@
 """Licences of source models: whether a quantized model may be passed on, and what must come along.
 
-The table is `data/licences.toml`; its head describes the fields. An id that is not in it is unknown.
+The table is `data/licences.toml`; its head describes the fields. An id that is not in it is unknown: its conditions are
+not checked, so the user has to name it.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,21 @@ def table(path: Path = TABLE) -> dict[str, Terms]:
     body = toml_files.parse(toml_files.read(path) or "", str(path))
     rows = ({**each, "conditions": tuple(each.get("conditions", ()))} for each in body["licence"])
     return {each["id"]: Terms(**each) for each in rows}
+
+
+_NO_LICENCE = ("other", "unknown")  # ids of the hub that state nothing
+
+
+def id_of(stated: object) -> str:
+    """A stated id as the table writes ids; "" for one that states nothing."""
+    found = stated.strip().casefold() if isinstance(stated, str) else ""
+    return "" if found in _NO_LICENCE else found
+
+
+def ids_of(text: str, stated: Collection[str] = ()) -> tuple[str, ...]:
+    """The ids in a text that has commas between them; one of `stated` may have commas itself."""
+    whole = id_of(text)
+    return (whole,) if whole in stated else tuple(dict.fromkeys(filter(None, map(id_of, text.split(",")))))
 
 
 def terms_of(id: str) -> Terms:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.files import checked_files, json_files, stored_format, verification
 from localq.files.architecture import Architecture
+from localq.files.checked_files import Stamp
 from localq.files.hub import cache as hub_cache
 from localq.files.model_folder import STATE_NAME, ModelFiles, open_model
 from localq.files.publish import record as records
@@ -30,9 +31,15 @@ _OF_MATRICES = re.compile(
 )
 
 
+_REPLACE_LINK = "Replace the link with the file."
+
+
 @dataclass(frozen=True)
 class SentFile:
-    """A file of the upload. path: where it is; None for one whose `content` is made here."""
+    """A file of the upload. path: where it is; None for one whose `content` is made here.
+
+    stamp: of the file at `path` when it was hashed (`checked_files.stamp`).
+    """
 
     name: str
     size: int
@@ -40,6 +47,7 @@ class SentFile:
     git_sha1: str
     path: Path | None = None
     content: bytes = b""
+    stamp: Stamp = field(default_factory=dict)
 
     def is_at(self, content_id: str) -> bool:
         """Return whether a file of the hub with this hash has the same content."""
@@ -76,7 +84,7 @@ def open_made(folder: Path, on_progress: OnProgress | None = None) -> MadeModel:
     """The model in `folder`; its files are hashed if they changed since they were last.
 
     Raises LocalqError: exit 4 without such a folder, 2 for one that localq did not make, 8 for an unfinished or damaged
-    one, 9 if it cannot be read.
+    one and for a link to a file outside, 9 if it cannot be read.
     """
     what = str(folder)
     if not folder.is_dir():
@@ -91,10 +99,23 @@ def open_made(folder: Path, on_progress: OnProgress | None = None) -> MadeModel:
         if not sums:
             why = f"not made by `localq quantize`: it has no {checked_files.SUMS_NAME}"
             raise usage_error(what, why, "To upload folders made by other programs, use `hf upload`.")
+        _check_links(folder)
         _check_whole(folder, sums)
         if (damage := verification.find_damage(folder, what, on_progress)) is not None:
             raise damage
         return _describe(folder, sums)
+
+
+def _check_links(folder: Path) -> None:
+    """Raises LocalqError (exit 8) for a link that would publish a file from outside the folder."""
+    root = disk.resolve(folder)
+    for path in sorted(folder.iterdir()):
+        if not path.is_symlink():
+            continue
+        if LICENCE_TEXT.fullmatch(path.name):
+            raise bad_file(str(path), "a licence text must not be a symbolic link", _REPLACE_LINK)
+        if not disk.resolve(path).is_relative_to(root):
+            raise bad_file(str(path), "the symbolic link points outside the model folder", _REPLACE_LINK)
 
 
 def _check_whole(folder: Path, sums: dict[str, str]) -> None:
@@ -135,9 +156,10 @@ def _sent(folder: Path, name: str, sha256: str | None) -> SentFile:
     path = json_files.inside(folder, name)
     if path is None:
         raise bad_file(str(folder / name), "the file is missing", "Quantize the model again.")
-    size = path.stat().st_size
+    stamp = checked_files.stamp(path)
+    size = stamp["size"]
     git_sha1 = disk.git_blob_sha1_of(path) if size <= MAX_REGULAR_BYTES else ""
-    return SentFile(name, size, sha256 or disk.sha256_of(path), git_sha1, path)
+    return SentFile(name, size, sha256 or disk.sha256_of(path), git_sha1, path, stamp=stamp)
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Entry]]:

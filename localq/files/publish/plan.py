@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import catalog, checked_files
 from localq.files.hub import cache as hub_cache
-from localq.files.hub import client, layout
+from localq.files.hub import client, connection, layout
+from localq.files.hub.errors import endpoint
 from localq.files.publish import licences, made_model, remote_repo
 from localq.files.publish.card import CARD_NAME, CardFacts, card
 from localq.files.publish.licences import Terms
@@ -61,7 +64,7 @@ class PushPlan:
     request: PushRequest
     model: MadeModel
     base: str
-    terms: Terms
+    terms: tuple[Terms, ...]
     remote: RemoteRepo
     files: tuple[SentFile, ...]
     to_send: tuple[SentFile, ...]
@@ -73,6 +76,11 @@ class PushPlan:
     def send_bytes(self) -> int:
         """Bytes to send."""
         return sum(each.size for each in self.to_send)
+
+    @property
+    def licence(self) -> str:
+        """The ids of the licences."""
+        return ", ".join(each.id for each in self.terms)
 
     @property
     def private(self) -> bool:
@@ -88,30 +96,52 @@ def plan(request: PushRequest, on_progress: OnProgress | None = None) -> PushPla
     damaged model; 4, 5 and 6 as requests to the hub.
     """
     repo, folder = request.repo, str(request.folder)
-    if not catalog.is_repo(repo):
-        raise usage_error(repo, "not the name of a repository", "Use ORG/REPO, such as YOUR-NAME/my-model-vq2.")
+    check_names(request)
     model = made_model.open_made(request.folder, on_progress)
     base = request.base or (model.record.repo if model.record is not None else "")
-    if base and not catalog.is_repo(base):
-        raise usage_error(f"--base {base}", "not the name of a repository", "Use ORG/REPO.")
-    terms = licences.terms_of(_licence(request, model, base))
-    licences.check(terms, base or folder, repo)
+    if base and not request.base:
+        _check_name(base, f"source {base}", "Name the source model with --base ORG/REPO.")
+    terms = tuple(licences.terms_of(id) for id in _licence_ids(request, model, base))
+    for each in terms:
+        licences.check(each, base or folder, repo)
     texts = _licence_files(request, model, base, terms)
     text = card(_facts(request, model, base, terms))
     own = {each.name: each for each in (*model.files, *texts, _made_file(CARD_NAME, text))}
     files = tuple(sorted(own.values(), key=lambda each: (not _is_weights(each.name), each.name)))
     remote = RemoteRepo(repo) if request.offline else remote_repo.read(repo)
+    if request.private and remote.commit and not remote.private:
+        step = f"Make it private at {endpoint()}/{repo}/settings, choose another name, or leave out --private."
+        raise usage_error(repo, "--private: the repository exists and is public", step)
     found = _compare(request, model, base, terms, remote, files, text)
     if (found.replaced or _foreign(found)) and not request.force:
         raise _taken(found)
     return found
 
 
+def check_names(request: PushRequest) -> None:
+    """Raises LocalqError (exit 2) for names of repositories that the hub does not allow."""
+    _check_name(request.repo, request.repo, "Use ORG/REPO, such as YOUR-NAME/my-model-vq2.")
+    if request.base:
+        _check_name(request.base, f"--base {request.base}", "Use ORG/REPO.")
+
+
+def _check_name(repo: str, what: str, step: str) -> None:
+    if not catalog.is_repo(repo):
+        raise usage_error(what, "not the name of a repository", step)
+    utils: Any = connection.library().utils
+    try:
+        utils.validate_repo_id(repo)
+    except ValueError:  # as the library's own error is; its rules are these
+        rule = "at most 96 characters, no -- or .., no - or . at either end, and not ending in .git"
+        why = f"the hub does not allow this name (the rule: {rule})"
+        raise usage_error(what, why, step) from None
+
+
 def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
-def _facts(request: PushRequest, model: MadeModel, base: str, terms: Terms) -> CardFacts:
+def _facts(request: PushRequest, model: MadeModel, base: str, terms: tuple[Terms, ...]) -> CardFacts:
     return CardFacts(
         request.repo, base, terms, model.format, model.scheme, model.weights_bytes, model.parameters, model.bits,
         model.all_bits, model.record, request.measured,
@@ -121,40 +151,49 @@ def _facts(request: PushRequest, model: MadeModel, base: str, terms: Terms) -> C
 # ---- the licence
 
 
-def _licence(request: PushRequest, model: MadeModel, base: str) -> str:
-    """The id of the source's licence: the hub's, else the recorded one, else that of `--license`.
+def _licence_ids(request: PushRequest, model: MadeModel, base: str) -> tuple[str, ...]:
+    """The ids of the source's licences: the hub's, else the recorded one, else those of `--license`.
 
-    Raises LocalqError (exit 2) where it is not known, and for a `--license` that contradicts it.
+    Raises LocalqError (exit 2) where they are not known, for a `--license` that contradicts them, and for an id whose
+    terms localq does not know and `--license` does not name.
     """
-    stated = remote_repo.stated_licence(base) if base and not request.offline else ""
-    is_recorded = model.record is not None and base == model.record.repo
-    known = stated or (model.record.licence if model.record is not None and is_recorded else "")
-    asked = request.licence.strip().casefold()
-    if known and asked and asked != known:
-        why = f"the licence of {base or request.folder} is {known}"
+    what = base or str(request.folder)
+    stated = remote_repo.stated_licences(base) if base and not request.offline else ()
+    if not stated and model.record is not None and base == model.record.repo:
+        stated = licences.ids_of(model.record.licence)
+    named = licences.ids_of(request.licence, stated)
+    if stated and not set(named) <= set(stated):
+        why = f"the licence of {what} is {', '.join(stated)}"
         raise usage_error(f"--license {request.licence}", why, "Remove the option.")
-    if not known and not asked:
+    if not named and not stated:
         step = "Look it up on the source model's page, then use --license ID, such as --license apache-2.0."
-        raise usage_error(base or str(request.folder), "the licence of the source model is not known", step)
-    return known or asked
+        raise usage_error(what, "the licence of the source model is not known", step)
+    unknown = [id for id in stated if not licences.terms_of(id).is_known]
+    if not set(unknown) <= set(named):
+        why = f"localq does not know the terms of its licence, {', '.join(unknown)}"
+        option = f"--license {shlex.quote(','.join(unknown))}"
+        step = f"Read them on the source model's page. If they allow redistribution, use {option}."
+        raise usage_error(what, why, step)
+    return stated or named
 
 
-def _licence_files(request: PushRequest, model: MadeModel, base: str, terms: Terms) -> list[SentFile]:
-    """Texts of the licence that the folder lacks: those of the source's repository, and the notice.
+def _licence_files(request: PushRequest, model: MadeModel, base: str, terms: tuple[Terms, ...]) -> list[SentFile]:
+    """Texts of the licences that the folder lacks: those of the source's repository, and the notices.
 
     Raises LocalqError (exit 2) where the licence requires a copy of itself and none is to be had.
     """
     here = {each.name for each in model.files if LICENCE_TEXT.fullmatch(each.name)}
     found = {} if request.offline or not base else _texts_of(base, here)
     copies = [name for name in (*here, *found) if name.startswith(("LICEN", "COPYING"))]
-    if terms.copy and not copies and not request.offline:
-        why = f"the {terms.name} requires including a copy of its text, but the source has no {LICENCE_NAME} file"
-        step = f"Save the text of {terms.source} as {request.folder / LICENCE_NAME}."
+    needed = next((each for each in terms if each.copy), None)
+    if needed is not None and not copies and not request.offline:
+        why = f"the {needed.name} requires including a copy of its text, but the source has no {LICENCE_NAME} file"
+        step = f"Save the text of {needed.source} as {request.folder / LICENCE_NAME}."
         raise usage_error(base or str(request.folder), why, step)
-    if terms.notice:
+    for notice in (each.notice for each in terms if each.notice):
         text = found.get(NOTICE_NAME) or model.text_of(NOTICE_NAME) or ""
-        if terms.notice not in text:
-            text = "\n".join(filter(None, (text.rstrip(), terms.notice, _CHANGED.format(model.format))))
+        if notice not in text:
+            text = "\n".join(filter(None, (text.rstrip(), notice, _CHANGED.format(model.format))))
         found[NOTICE_NAME] = text
     return [_made_file(name, text) for name, text in found.items()]
 
@@ -183,8 +222,8 @@ def _made_file(name: str, text: str) -> SentFile:
 
 
 def _compare(
-    request: PushRequest, model: MadeModel, base: str, terms: Terms, remote: RemoteRepo, files: tuple[SentFile, ...],
-    text: str,
+    request: PushRequest, model: MadeModel, base: str, terms: tuple[Terms, ...], remote: RemoteRepo,
+    files: tuple[SentFile, ...], text: str,
 ) -> PushPlan:  # fmt: skip
     missing = tuple(each for each in files if not each.is_at(remote.files.get(each.name, "")))
     names = {each.name for each in files}
@@ -227,7 +266,7 @@ def summary(plan: PushPlan) -> list[str]:
     found = [
         f"repository  {plan.request.repo} ({kind}, {state})",
         f"source      {plan.base or 'not recorded'}",
-        f"licence     {plan.terms.id} ({plan.terms.name})" if plan.terms.is_known else f"licence     {plan.terms.id}",
+        f"licence     {', '.join(f'{each.id} ({each.name})' if each.is_known else each.id for each in plan.terms)}",
         f"to send     {human_bytes(plan.send_bytes)} in {count(len(plan.to_send))} of {len(plan.files)}",
     ]
     found += [f"replaces    {', '.join(plan.replaced)}"] if plan.replaced else []
@@ -248,7 +287,7 @@ def catalogue_source(plan: PushPlan, commit: str) -> str:
     read = [each for each in plan.files if _is_weights(each.name) or _is_read(each.name)]
     fields = {"format": plan.model.format, "repo": plan.request.repo, "revision": commit}
     fields |= {"scheme": plan.model.scheme} if plan.model.scheme else {}
-    fields |= {"licence": plan.terms.id}
+    fields |= {"licence": plan.licence}
     size = sum(each.size for each in read if each.name != checked_files.SUMS_NAME)
     rows = [*(f"{key} = {json.dumps(value)}" for key, value in fields.items()), f"bytes = {size}", "verified = true"]
     return "\n".join(["[[model.source]]", *rows, ""])

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localq.errors import ExitCode, LocalqError
+from localq.files.hub import cache as hub_cache
 from localq.files.hub import client
 from localq.files.hub import errors as hub_errors
+from localq.files.publish import licences
 
 MAX_FILES = 100_000
 OWN_FILES = (".gitattributes",)  # files that the hub itself puts into every repository
@@ -39,10 +41,12 @@ def read(repo: str) -> RemoteRepo:
             return RemoteRepo(repo)
         raise
     try:
+        if not hub_cache.COMMIT.fullmatch(info["sha"]):
+            raise hub_errors.no_model_hub(repo, "the repository has no commit")
         siblings = (info.get("siblings") or ())[:MAX_FILES]
         files = {str(each["rfilename"]): _content_id(each) for each in siblings}
         return RemoteRepo(
-            repo, str(info["sha"]), bool(info.get("private")),
+            repo, info["sha"], bool(info.get("private")),
             {name: id for name, id in files.items() if name not in OWN_FILES},
         )  # fmt: skip
     except (AttributeError, KeyError, TypeError) as error:  # JSON of another shape
@@ -54,18 +58,20 @@ def _content_id(sibling: dict[str, Any]) -> str:
     return str(lfs["sha256"] if lfs else sibling.get("blobId") or "")
 
 
-def stated_licence(repo: str) -> str:
-    """The licence that the model card of `repo` names; "" if it names none, or there is no such repository."""
+def stated_licences(repo: str) -> tuple[str, ...]:
+    """The ids of the licences that the model card of `repo` names; () where it does not name every one.
+
+    Every id of a list counts. `other` stands for the id in `license_name`. Raises LocalqError as `read`.
+    """
     try:
         card = client.repo_info(repo).get("cardData")
     except LocalqError as error:
         if error.exit_code == ExitCode.UNKNOWN_MODEL:
-            return ""
+            return ()
         raise
     if not isinstance(card, dict):
-        return ""
-    found = card.get("license")
-    found = found[0] if isinstance(found, list) and found else found
-    if found == "other":
-        found = card.get("license_name")
-    return found.strip().casefold() if isinstance(found, str) else ""
+        return ()
+    stated = card.get("license")
+    listed = stated if isinstance(stated, list) else [stated]
+    ids = [licences.id_of(card.get("license_name") if each == "other" else each) for each in listed]
+    return tuple(dict.fromkeys(ids)) if all(ids) else ()

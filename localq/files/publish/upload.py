@@ -2,32 +2,36 @@
 
 The client library makes the requests, over plain HTTPS as for downloads: Xet has no part in it. A file of weights goes
 to the hub's store first; commits make files visible, the small files with `config.json` in the last one. So the
-repository of an interrupted upload has no configuration, and no load takes it for a whole model. The same command then
-sends what is missing: a file that is committed, or in the hub's store, is not sent again.
+repository of an interrupted upload has no configuration, and no load takes it for a whole model. What replaces or
+removes files of another model is one commit: the repository has the old model or the new one, never parts of both. The
+same command sends what is missing: a file that is committed, or in the hub's store, is not sent again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from localq import __version__
+from localq import __version__, disk
 from localq.errors import LocalqError
+from localq.files import checked_files
 from localq.files.hub import connection
 from localq.files.hub import errors as hub_errors
-from localq.files.publish import errors, remote_repo
+from localq.files.publish import errors, remote_repo, upload_client
+from localq.files.publish.card import CARD_NAME
 from localq.files.publish.made_model import SentFile
 from localq.files.publish.plan import PushPlan
 from localq.wording import OnProgress
 
 COMMIT_BYTES = 20 * 10**9  # of weights, after which they are committed: a repository then shows what it has
 COMMIT_FILES = 50
-CONNECT_S, READ_S, WRITE_S = 10.0, 300.0, 60.0  # a store takes minutes to put a large file together
 SMALL_BYTES = 2**20  # smaller files are sent with the commit
+REJECTED = 400  # HTTP status for a card with faults
 _UPLOADING = "uploading"
 Result = TypeVar("Result")
 
@@ -36,10 +40,10 @@ def push(plan: PushPlan, on_progress: OnProgress | None = None) -> str:
     """Send what the repository lacks; return its commit. The repository is created if need be.
 
     Raises LocalqError: exit 5 without a token that may write, 4 for an unknown organization, 6 for the network, 1 for a
-    repository that changed meanwhile.
+    repository that changed meanwhile, 8 and 9 for a local file that changed or cannot be read.
     """
     upload = _Upload(plan, on_progress or (lambda what, done, total: None))
-    with _quiet_library():
+    with upload_client.checked_client(plan.request.repo), _quiet_library():
         return upload.run()
 
 
@@ -73,33 +77,70 @@ class _Upload:
     def run(self) -> str:
         plan = self._plan
         self._check_token()
+        self._call(self._check_card)
         if not plan.remote.commit:
-            self._call(self._create)
-            self._commit_id = remote_repo.read(self._repo).commit
+            self._commit_id = self._create()
+        is_one_commit = bool(plan.replaced or plan.removed)
         waiting: list[tuple[SentFile, Any]] = []
         weights = [each for each in plan.to_send if each.path is not None and each.name.endswith(".safetensors")]
         for file in weights:
             waiting.append((file, self._store(file)))
-            if sum(each.size for each, _ in waiting) >= COMMIT_BYTES or len(waiting) >= COMMIT_FILES:
+            is_full = sum(each.size for each, _ in waiting) >= COMMIT_BYTES or len(waiting) >= COMMIT_FILES
+            if is_full and not is_one_commit:
                 self._commit(waiting, ())
                 waiting = []
         for file in (each for each in plan.to_send if each not in weights):
             waiting.append((file, self._store(file) if file.size > SMALL_BYTES else _operation(file, _unwatched)))
         if waiting or plan.removed:
             self._commit(waiting, plan.removed)
+        self._check_result()
         return self._commit_id
 
     def _check_token(self) -> None:
         if connection.access_token() is None:
             raise errors.no_token(self._repo)
 
+    def _check_card(self) -> None:
+        """Let the hub check the card before anything is sent. Raises LocalqError (exit 2)."""
+        if all(each.name != CARD_NAME for each in self._plan.to_send):
+            return
+        library, token = connection.library(), self._options()["token"]
+        answer = connection.open_session().post(
+            f"{hub_errors.endpoint().reveal()}/api/validate-yaml",
+            json={"content": self._plan.card, "repoType": "model"},
+            headers=library.utils.build_hf_headers(token=token, library_name="localq", library_version=__version__),
+        )
+        if answer.status_code == REJECTED:
+            raise errors.rejected_card(self._repo)
+        library.utils.hf_raise_for_status(answer)
+        answer.json()
+
     def _options(self) -> dict[str, Any]:
         """Repository and token of a call. The token is read for each, and kept in no attribute."""
         token = connection.access_token()
         return {"repo_id": self._repo, "token": token.reveal() if token is not None else False}
 
-    def _create(self) -> None:
-        self._api.create_repo(private=self._plan.request.private, exist_ok=True, **self._options())
+    def _create(self) -> str:
+        """Create the repository; return its first commit. Raises LocalqError (exit 1) if another program made one."""
+        private = self._plan.request.private
+        # `exist_ok`: the answer to an earlier try may be lost. What the repository is then has to be asked.
+        self._call(lambda: self._api.create_repo(private=private, exist_ok=True, **self._options()))
+        remote = remote_repo.read(self._repo)
+        if not remote.commit or remote.files or remote.private != private:
+            raise errors.changed(self._repo)
+        return remote.commit
+
+    def _check_result(self) -> None:
+        """Check that the repository has what was planned: the library leaves out files that a .gitignore names."""
+        remote = remote_repo.read(self._repo)
+        absent = [each.name for each in self._plan.files if not each.is_at(remote.files.get(each.name, ""))]
+        if absent:
+            why = f"after the upload the repository does not have {', '.join(absent)} as sent"
+            step = f"Check {self._repo}/.gitignore and whether someone else changed the files. {errors.RESUME}"
+            raise LocalqError(self._repo, why, step)
+        if left := sorted(set(self._plan.removed) & remote.files.keys()):
+            why = f"after the upload the repository still has {', '.join(left)}, of another model"
+            raise LocalqError(self._repo, why, errors.RESUME)
 
     def _store(self, file: SentFile) -> Any:
         """Send a file to the hub's store, if it goes there; the operation that commits it."""
@@ -126,7 +167,7 @@ class _Upload:
                 return self._commit_id
             done = self._api.create_commit(
                 operations=operations, commit_message=f"Upload {len(operations)} files with localq {__version__}",
-                parent_commit=self._commit_id or None, **self._options(),
+                parent_commit=self._commit_id, **self._options(),
             )  # fmt: skip
             return str(done.oid)
 
@@ -149,7 +190,6 @@ class _Upload:
         """Return `call()`, tried again after temporary failures. Raises LocalqError."""
         for pause_s in (*hub_errors.PAUSES_S[: tries - 1], None):
             try:
-                connection.open_session().timeout = (CONNECT_S, READ_S, WRITE_S, CONNECT_S)
                 return call()
             except LocalqError:
                 raise
@@ -170,32 +210,61 @@ def _unwatched(position: int) -> None:
 
 
 class _WatchedFile(io.FileIO):
-    """A file that reports how far it was read."""
+    """A local file that reports how far it was read."""
 
     def __init__(self, path: Path, on_position: Callable[[int], None]) -> None:
         super().__init__(path)
-        self._on_position = on_position
+        self._path, self._on_position = path, on_position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read as a file does, and report the position."""
-        found = super().read(-1 if size is None else size)
+        """Read as a file does, and report the position. Raises LocalqError (exit 9)."""
+        with disk.read_errors(self._path):
+            found = super().read(-1 if size is None else size)
         self._on_position(self.tell())
         return found
 
 
 def _operation(file: SentFile, on_position: Callable[[int], None]) -> Any:
-    """The library's operation for adding `file`. Its hash is the one that was checked, so it is not computed again."""
+    """The library's operation for adding `file`. Its hash is the one that was checked, so it is not computed again.
+
+    Raises LocalqError: exit 9 for a file that cannot be read, 8 for one that changed.
+    """
     base: Any = connection.library().CommitOperationAdd
     if file.path is None:
         return base(path_in_repo=file.name, path_or_fileobj=file.content)
     path = file.path
+    if file.size <= SMALL_BYTES and not file.name.endswith(".safetensors"):
+        return base(path_in_repo=file.name, path_or_fileobj=_content(file, path))
 
     class WatchedAddition(base):  # type: ignore[misc]
         @contextlib.contextmanager
         def as_file(self, with_tqdm: bool = False) -> Iterator[io.FileIO]:
-            with _WatchedFile(path, on_position) as opened:
-                yield opened
+            with disk.read_errors(path):
+                opened = _WatchedFile(path, on_position)
+            with opened:
+                try:
+                    yield opened
+                finally:  # a failure of the request may come from the change
+                    _check_unchanged(file, path)
 
-    found = WatchedAddition(path_in_repo=file.name, path_or_fileobj=str(path.absolute()))
+    _check_unchanged(file, path)
+    with disk.read_errors(path):
+        found = WatchedAddition(path_in_repo=file.name, path_or_fileobj=str(path.absolute()))
     found.upload_info.sha256 = bytes.fromhex(file.sha256)
     return found
+
+
+def _content(file: SentFile, path: Path) -> bytes:
+    """The content of a small file, read once and compared with its hash."""
+    with disk.read_errors(path):
+        content = path.read_bytes() if path.stat().st_size == file.size else b""
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise errors.changed_file(path)
+    return content
+
+
+def _check_unchanged(file: SentFile, path: Path) -> None:
+    with disk.read_errors(path):
+        now = checked_files.stamp(path)
+    if now != file.stamp:
+        raise errors.changed_file(path)

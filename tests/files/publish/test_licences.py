@@ -39,6 +39,13 @@ def test_a_row_says_what_it_is_and_where_that_is_written(id):
         licences.check(terms, "org/source", f"me/{terms.prefix.lower()}-model")
 
 
+def test_licences_of_publishers_need_a_copy():
+    free = ("apache", "mit", "bsd", "cc")
+    assert {id for id, terms in licences.table().items() if not terms.copy} == {
+        id for id in licences.table() if id.startswith(free)
+    }
+
+
 @pytest.mark.parametrize("id", NAMED)
 def test_names_that_a_licence_requires(id):
     with pytest.raises(LocalqError) as caught:

@@ -11,6 +11,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.publish import plan as plans
 from localq.files.publish import upload
 from localq.files.publish.plan import PushRequest
+from tests.support.files import made_models
 from tests.support.files.fake_hub import FakeHub
 from tests.support.files.hub_server import TOKEN, refused
 
@@ -114,6 +115,35 @@ def test_a_hub_that_hangs_up_each_time_is_a_network_failure(made, server):
     assert "sends only what is missing" in error.next_step
 
 
+def test_a_card_that_the_hub_rejects_stops_before_anything_is_sent(made, server):
+    server.fail("POST /api/validate-yaml", 400)
+    error = refused(push, made)
+    assert (error.exit_code, error.what) == (ExitCode.USAGE, REPO)
+    assert "rejected the front matter of the model card" in error.why
+    assert REPO not in server.repos
+    assert not server.seen("PUT")
+
+
+CARD = "POST /api/validate-yaml"
+
+
+@pytest.mark.parametrize("where", [CARD, CREATE, PREUPLOAD, BATCH, COMMIT])
+def test_an_answer_that_is_no_json_is_waited_for(made, server, where):
+    server.fail(where, 200, how="html")
+    push(made)
+    assert is_whole(server, made)
+
+
+@pytest.mark.parametrize("where", [CARD, CREATE, PREUPLOAD, BATCH, COMMIT])
+def test_a_hub_that_never_answers_in_json_is_a_network_failure(made, server, where):
+    server.fail(where, *[200] * 40, how="html")
+    error = refused(push, made)
+    assert error.exit_code == ExitCode.NETWORK
+    assert "cannot be read (not JSON)" in error.why
+    assert "refused a file" not in error.why
+    assert "sends only what is missing" in error.next_step
+
+
 def test_what_was_sent_is_not_sent_again(sharded, server, capfd):
     weights = sorted(sharded.glob("*.safetensors"))
     fourth = disk.sha256_of(weights[3])
@@ -153,6 +183,91 @@ def test_force_replaces_the_model_and_leaves_other_files(made, server):
     assert held(server)["notes.md"] == b"mine"
     assert held(server)["gguf/model.gguf"] == b"GGUF"
     assert not {"model-00001-of-00002.safetensors", "model.safetensors.index.json"} & held(server).keys()
+
+
+def other_model() -> dict[str, bytes]:
+    """Another model in a repository: a load takes it for whole."""
+    weights = {f"model-0000{number}-of-00003.safetensors": b"old" for number in (1, 2, 3)}
+    return {**weights, "config.json": b"{}", "model.safetensors.index.json": b"{}", "localq.sha256": b"old"}
+
+
+def test_no_commit_mixes_two_models(sharded, server, monkeypatch):
+    monkeypatch.setattr(upload, "COMMIT_FILES", 2)
+    old = other_model()
+    server.add(REPO, old)
+    push(sharded, force=True)
+    assert is_whole(server, sharded)
+    states = [*server.repos[REPO].commits.values()]
+    assert states[0] == old
+    assert [state for state in states[1:] if state != held(server)] == []
+
+
+def test_a_model_stays_whole_where_replacing_it_is_interrupted(sharded, server, monkeypatch):
+    monkeypatch.setattr(upload, "COMMIT_FILES", 1)
+    server.add(REPO, other_model())
+    fourth = disk.sha256_of(sorted(sharded.glob("*.safetensors"))[3])
+    server.fail(f"PUT /store/{fourth}", cut_after=1000, times=40)
+    refused(push, sharded, force=True)
+    assert held(server) == other_model()
+    server.faults.clear()
+    push(sharded, force=True)
+    assert is_whole(server, sharded)
+
+
+def test_a_repository_that_came_after_the_plan_is_not_adopted(made, server):
+    found = plans.plan(PushRequest(made, REPO))
+    server.add(REPO, {"config.json": b"of another program"})
+    error = refused(upload.push, found)
+    assert (error.exit_code, "changed in the meantime" in error.why) == (ExitCode.FAILURE, True)
+    assert held(server) == {"config.json": b"of another program"}
+    assert not server.seen("PUT")
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_an_empty_repository_of_other_visibility_is_not_adopted(made, server, private):
+    found = plans.plan(PushRequest(made, REPO, private=private))
+    server.add(REPO, {".gitattributes": b""})
+    server.store.private[REPO] = not private
+    error = refused(upload.push, found)
+    assert (error.exit_code, "changed in the meantime" in error.why) == (ExitCode.FAILURE, True)
+    assert not server.seen("PUT")
+
+
+def test_a_repository_that_is_not_shown_after_it_was_created_is_not_written_to(made, server):
+    found = plans.plan(PushRequest(made, REPO))
+    server.fail(f"GET /api/models/{REPO}", 404)
+    assert refused(upload.push, found).exit_code == ExitCode.FAILURE
+    assert not server.seen("PUT")
+
+
+def test_a_repository_without_a_commit_is_not_written_to(made, server):
+    server.add(REPO, {}, commit="HEAD")
+    error = refused(push, made)
+    assert (error.exit_code, "has no commit" in error.why) == (ExitCode.NETWORK, True)
+
+
+def test_files_that_the_repository_ignores_are_named(made, server):
+    server.add(REPO, {".gitignore": b"tokenizer.json\n"})
+    error = refused(push, made, force=True)
+    assert error.exit_code == ExitCode.FAILURE
+    assert "does not have tokenizer.json as sent" in error.why
+    assert ".gitignore" in error.next_step
+
+
+def test_files_that_the_hub_does_not_remove_are_named(made, server):
+    server.add(REPO, other_model())
+    server.store.kept = frozenset({"model-00002-of-00003.safetensors"})
+    error = refused(push, made, force=True)
+    assert error.exit_code == ExitCode.FAILURE
+    assert "still has model-00002-of-00003.safetensors" in error.why
+
+
+def test_private_is_not_dropped_for_a_public_repository(made, server):
+    push(made)
+    error = refused(plans.plan, PushRequest(made, REPO, private=True))
+    assert (error.exit_code, error.what) == (ExitCode.USAGE, REPO)
+    assert "--private" in error.why
+    assert f"{server.url}/{REPO}/settings" in error.next_step
 
 
 def test_a_card_that_its_owner_changed_is_not_overwritten(made, server):
@@ -196,3 +311,48 @@ def test_errors_of_the_library_are_not_shown(made, server, monkeypatch):
     assert isinstance(error, LocalqError)
     assert error.__cause__ is None
     assert "Signature" not in str(error)
+
+
+# ---- local files that change
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("how", ["gone", "other", "longer"])
+@pytest.mark.parametrize("small", [0, 2**20])
+def test_a_local_file_that_changed_after_the_plan_is_named(made, server, tmp_path, monkeypatch, name, how, small):
+    monkeypatch.setattr(upload, "SMALL_BYTES", small)
+    folder = made_models.copy(made, tmp_path)
+    found = plans.plan(PushRequest(folder, REPO))
+    path = folder / name
+    if how == "gone":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content + b" " * (how == "longer"))
+    error = refused(upload.push, found)
+    assert error.exit_code == (ExitCode.DISK if how == "gone" else ExitCode.BAD_FILE)
+    assert str(path) in str(error)
+    assert server.store.committed == []
+
+
+@pytest.mark.parametrize("how", ["gone", "shorter", "other"])
+def test_a_local_file_that_changes_while_it_is_sent_is_named(made, server, tmp_path, how):
+    folder = made_models.copy(made, tmp_path)
+    path = folder / "model.safetensors"
+    found, whole, done_once = plans.plan(PushRequest(folder, REPO)), path.read_bytes(), []
+
+    def change(what: str, done: int, total: int) -> None:
+        if not 0 < done < len(whole) or "model.safetensors" not in what or done_once:
+            return
+        done_once.append(done)
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(whole[:-1000] + (b"" if how == "shorter" else bytes(1000)))
+
+    error = refused(upload.push, found, change)
+    assert done_once
+    assert error.exit_code == (ExitCode.DISK if how == "gone" else ExitCode.BAD_FILE)
+    assert str(path) in str(error)
+    assert server.store.committed == []

@@ -59,7 +59,9 @@ class Fault:
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None  # instead of a status: send only so many bytes of the body, then hang up
-    how: str = ""  # "stall" after `cut_after`; "whole" (no Range), "shifted" or "resized" ranges, "short" (no length)
+    how: str = (
+        ""  # "stall" after `cut_after`; "whole" (no Range), "shifted" or "resized" ranges, "short" (no length); "html"
+    )
 
 
 class FakeHub:
@@ -215,30 +217,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
             return
-        body = self._body(size)
+        body = self.rfile.read(size)
         token = headers.get("authorization", "").removeprefix("Bearer ")
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         if fault is not None and fault.how != "late":  # "late": it is done, and the answer is lost
-            self._send(fault.status, b"{}", fault.headers)
+            self._send(fault.status, b"<html></html>" if fault.how == "html" else b"{}", fault.headers)
             return
+        if self.command == "PUT" and self.hub.store.put_may_end is not None:
+            self.hub.store.put_came.set()
+            self.hub.store.put_may_end.wait(60)
         with self.hub._lock:
             status, found, more = hub_writes.answer(self.hub, self.command, path, body, token)
         if fault is not None:
             status, found, more = fault.status, {}, fault.headers
         self._send(status, json.dumps(found).encode(), {"Content-Type": "application/json", **more})
-
-    def _body(self, size: int) -> bytes:
-        """The body of a request; slowly from `slow_after` bytes on, so that a test can end its sender."""
-        body, swift = bytearray(), size if self.hub.slow_after is None else self.hub.slow_after
-        while len(body) < size:
-            if len(body) >= swift:
-                self.hub._going.wait(0.02)
-            piece = self.rfile.read(min(2**16, size - len(body)))
-            if not piece:
-                break
-            body += piece
-            self.hub.count(f"{self.command} {self.path}", len(piece))
-        return bytes(body)
 
     def _answer(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,10 @@ class Store:
     part_bytes  files that are larger are uploaded in parts; 0: none
     writers     tokens that may write
     committed   names of the files of every commit, in order
+    private     repository -> whether it is private
+    kept        files that no commit removes
+    verify      address of the verification that the hub asks for after each file; "": none
+    put_may_end  where it is set, a PUT sets `put_came`, and is answered only after this event
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -34,6 +39,10 @@ class Store:
     writers: frozenset[str] = frozenset()
     committed: list[list[str]] = field(default_factory=list)
     private: dict[str, bool] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
+    verify: str = ""
+    put_came: threading.Event = field(default_factory=threading.Event)
+    put_may_end: threading.Event | None = None
 
 
 def answer(hub: Any, method: str, path: str, body: bytes, token: str) -> Reply:
@@ -83,11 +92,11 @@ def _create(hub: Any, asked: dict[str, Any]) -> Reply:
 
 def _preupload(repo: Any, asked: dict[str, Any]) -> Reply:
     now = repo.commits[repo.commit("main")]
-    files = []
+    files, ignored = [], now.get(".gitignore", b"").decode().split()
     for file in asked["files"]:
         name = file["path"]
         mode = "lfs" if name.endswith(LFS_SUFFIXES) else "regular"
-        found = {"path": name, "uploadMode": mode, "shouldIgnore": False}
+        found = {"path": name, "uploadMode": mode, "shouldIgnore": name in ignored}
         if name in now:
             found["oid"] = _sha256(now[name]) if mode == "lfs" else _git_id(now[name])
         files.append(found)
@@ -101,6 +110,8 @@ def _batch(hub: Any, asked: dict[str, Any]) -> Reply:
         found: dict[str, Any] = {"oid": oid, "size": size}
         if oid not in hub.store.objects:
             found["actions"] = {"upload": _upload(hub, oid, size)}
+            if hub.store.verify:
+                found["actions"]["verify"] = {"href": hub.store.verify}
         objects.append(found)
     return 200, {"objects": objects, "transfer": "multipart" if hub.store.part_bytes else "basic"}, {}
 
@@ -143,7 +154,8 @@ def _commit(hub: Any, name: str, operations: list[dict[str, Any]]) -> Reply:
     for each in operations[1:]:
         value = each["value"]
         if each["key"] == "deletedFile":
-            files.pop(value["path"], None)
+            if value["path"] not in hub.store.kept:
+                files.pop(value["path"], None)
             continue
         names.append(value["path"])
         if each["key"] == "lfsFile":
