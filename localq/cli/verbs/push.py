@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_MEASURED_BYTES = 2**20
 _FOLDER = "Output folder of `localq quantize`, or a name from `localq ls`."
+_LICENSE = "Licence of the source model, if localq does not know it or its terms."
 _MEASURED = "Results for the model card: the output of `localq eval FOLDER --json`."
 
 
@@ -31,8 +32,7 @@ def push(
     license: Annotated[
         str,
         typer.Option(
-            "--license", "--licence", metavar="ID", help="Licence of the source model, if localq cannot tell.",
-            rich_help_panel=help_page.MODEL,
+            "--license", "--licence", metavar="ID", help=_LICENSE, rich_help_panel=help_page.MODEL,
         ),
     ] = "",
     base: Annotated[

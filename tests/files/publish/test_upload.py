@@ -356,3 +356,14 @@ def test_a_local_file_that_changes_while_it_is_sent_is_named(made, server, tmp_p
     assert error.exit_code == (ExitCode.DISK if how == "gone" else ExitCode.BAD_FILE)
     assert str(path) in str(error)
     assert server.store.committed == []
+
+
+def test_a_small_file_is_read_once(made, server, tmp_path, monkeypatch):
+    folder = made_models.copy(made, tmp_path)
+    path = folder / "config.json"
+    whole = path.read_bytes()
+    server.fail(COMMIT, 503)
+    monkeypatch.setattr("time.sleep", lambda seconds: path.write_bytes(b"{}"))
+    push(folder)
+    assert path.read_bytes() == b"{}"
+    assert held(server)["config.json"] == whole
