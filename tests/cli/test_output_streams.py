@@ -33,6 +33,7 @@ WRITERS = {
     "cli/command_line.py": "puts the filter in front of the streams",
     "kernels/setup/__main__.py": "`make`: a program of its own, which shows no name of a model",
     "text/template_child.py": "a pipe to the front end",
+    "bench/quality/code_child.py": "a pipe to the evaluation",
     "server/background.py": "a program of its own, whose streams are its log",
     "worker/server.py": "flushes the log, a pipe to the front end",
     "worker/probe.py": "a pipe to the front end",

@@ -113,6 +113,8 @@ def test_no_other_module_parses_json_without_a_reason():
         "files/hub/parts.py",  # the state of a download, to a size
         "kernels/setup/steps.py",  # a build's own record
         "planner/card.py", "text/template.py", "text/template_child.py", "worker/messages.py", "worker/probe.py",
+        "bench/quality/code_child.py",
+        "files/publish/upload.py",  # whether an answer is JSON at all, before the library reads it
         "quantize/output/resume_files.py",  # the state of a job, by its hash
         "text/grammar.py", "text/json_keys.py",  # the user's own schema, to a size; keys of a reply
         "text/tokenizer_files.py",  # what the tokenizer library writes

@@ -23,7 +23,7 @@ from localq.quantize import by_layer, prequantized_layers
 from localq.quantize.settings import Tuning
 from tests.support.files.real_model import smollm2
 from tests.support.models.tiny_checkpoints import make_checkpoint
-from tests.support.quantize.conversions import digests
+from tests.support.quantize.conversions import digests, model_digests
 from tests.support.quantize.vq2_conversions import converted, request
 
 PACK = Path(__file__).parents[1] / "tools/pack_layers.py"
@@ -60,7 +60,7 @@ def test_the_model_around_them_is_the_one_they_were_made_in(made, packed, tmp_pa
     out = tmp_path / "again"
     arguments = ["quantize", str(source), "--format", "vq2", "--out", str(out)]
     assert execute([*arguments, "--layers", str(packed)]) == ExitCode.OK
-    assert digests(out) == digests(model)
+    assert model_digests(out) == model_digests(model)
 
 
 @made_here
@@ -74,7 +74,7 @@ def test_one_command_makes_the_model_and_packs_its_layers(made, packed, tmp_path
     assert (ready.seed, ready.source_sha256) == (7, prequantized_layers.open_layers(packed).source_sha256)
     arguments = ["quantize", str(source), "--format", "vq2", "--out", str(tmp_path / "again")]
     assert execute([*arguments, "--layers", str(folder)]) == ExitCode.OK
-    assert digests(tmp_path / "again") == digests(tmp_path / "model")
+    assert model_digests(tmp_path / "again") == model_digests(tmp_path / "model")
     made_by = json.loads((folder / prequantized_layers.RECORD).read_text())["made_by"]
     assert made_by == shlex.join(["localq", *arguments[:4], *options, "--seed", "7", "--out", "MODEL"])
     with pytest.raises(SystemExit) as ended:  # the folder is a model by now, and nothing is packed

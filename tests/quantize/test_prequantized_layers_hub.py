@@ -18,7 +18,7 @@ from localq.files.hub import shards as hub_shards
 from tests.support.files import hub_server
 from tests.support.files.fake_hub import COMMIT, FakeHub
 from tests.support.files.hub_server import REPO
-from tests.support.quantize.conversions import digests
+from tests.support.quantize.conversions import model_digests
 from tests.support.quantize.vq2_conversions import converted
 from tests.support.quantize.vq2_from_hub import SETTINGS, cache_of, checkpoint, weights, whole_fetches
 
@@ -58,7 +58,7 @@ def quantized(out: Path, layers: Path) -> int:
 def test_only_what_is_no_layers_is_fetched_and_nothing_is_left(hub, made, tmp_path):
     source, model, layers = made
     assert quantized(tmp_path / "out", layers) == ExitCode.OK
-    assert digests(tmp_path / "out") == digests(model)
+    assert model_digests(tmp_path / "out") == model_digests(model)
     assert whole_fetches(hub) == ends(source)
     assert len(ends(source)) < len(weights(hub)) - 2
     assert not cache_of(tmp_path / "out").exists()
@@ -69,7 +69,7 @@ def test_files_whose_sha256_the_hub_does_not_say_are_fetched_for_it(hub, made, t
     _, model, layers = made
     hub.repos[REPO].lfs = frozenset()
     assert quantized(tmp_path / "out", layers) == ExitCode.OK
-    assert digests(tmp_path / "out") == digests(model)
+    assert model_digests(tmp_path / "out") == model_digests(model)
     assert set(whole_fetches(hub)) == set(weights(hub))
 
 

@@ -286,7 +286,7 @@ def test_a_model_that_does_not_open_leaves_the_one_at_hand(talk):
     opened, code, out, err = talk("one", "/model qwen3-8b", "two", fails="qwen3-8b")
     assert [session.request.options.name for session in opened] == ["smollm2-135m", "smollm2-135m"]
     assert "it does not fit" in err
-    assert "keeping smollm2-135m" in err
+    assert "continuing with smollm2-135m" in err
     assert (code, out) == (0, "a\na\n")
     assert opened[1].client.prompts == ["<user>one<assistant>a<user>two<assistant>"]
     with pytest.raises(LocalqError, match="does not fit"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from localq.files.model_folder import open_model
+from localq.files.publish.record import RECORD_NAME
 from localq.quantize import by_tensor
 from localq.quantize.request import TensorwiseRequest
 from localq.wording import OnProgress, Say
@@ -19,6 +20,13 @@ SHARD = 60_000  # bytes: the tiny models become five shards and more
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def model_digests(folder: Path) -> dict[str, str]:
+    """`digests` of all but the record of the command, which differs where two commands make the same model."""
+    sums = [line for line in (folder / "localq.sha256").read_text().splitlines() if not line.endswith(RECORD_NAME)]
+    found = {name: digest for name, digest in digests(folder).items() if name != RECORD_NAME}
+    return {**found, "localq.sha256": "\n".join(sums)}
 
 
 def quantized(
