@@ -32,7 +32,7 @@ EDITOR = '#!/bin/sh\ntest -t 0 && test -t 1 && printf "written over there" > "$1
 
 @contextlib.contextmanager
 def connected(
-    home: Path, face: Line, client: str, *, delay_s: float = 0.0, gap_s: float = 0.0, before: str = "exec"
+    home: Path, face: Line, client: str, *, delay_s: float = 0.0, before: str = "exec"
 ) -> Iterator[tuple[Terminal, Session, Place]]:
     """A chat over SSH that waits for a message. before: what its command line begins with; the shell that is given that
     gives way to what is executed."""
@@ -40,7 +40,7 @@ def connected(
     own = ("LOCALQ_", "HF_", "XDG_", "HOME", "PYTHONPATH")
     given = {name: value for name, value in environment(home, LOCALQ_UI=face.ui).items() if name.startswith(own)}
     line = f"{before} {shlex.join([*COMMAND, str(place.script), 'chat', str(place.model)])}"
-    with SshServer(home, given, delay_s, gap_s) as server:
+    with SshServer(home, given, delay_s) as server:
         local = environment(home)  # of the client: nothing of it but TERM and LANG goes over
         with Terminal(server.client(client, line), local, folder=home) as terminal:
             terminal.until(lambda: face.is_ready(terminal))
@@ -117,7 +117,8 @@ def keys_in_time(terminal: Terminal, session: Session, keys: str) -> bool:
 @FACE
 def test_keys_that_arrive_in_pieces_from_far_away(tmp_path, face):
     """0.1 s each way, and every byte on its own: an arrow is never the key Esc with letters behind it."""
-    with connected(tmp_path, face, "asyncssh", delay_s=FAR_S, gap_s=GAP_S) as (terminal, session, place):
+    with connected(tmp_path, face, "asyncssh", delay_s=FAR_S) as (terminal, session, place):
+        session.gap_s = GAP_S  # only now: what the terminal answers at the start cannot be sent again if it is late
         while not keys_in_time(terminal, session, "bd\x1b[D\x1b[Dac\x1b[1;5D\x1b[C\x1b[3~\x1b[F"):
             terminal.send("\x15" if face.name == "line" else "\x1b[18~\x7f")
             terminal.until(lambda: face.is_ready(terminal))

@@ -34,9 +34,9 @@ LEFT_BY = ("iflag", "oflag", "cflag", "lflag", "ispeed", "ospeed", "cc")
 class Session(asyncssh.SSHServerSession[bytes]):
     """One channel: a pty with a process in it. `written` bytes came from that."""
 
-    def __init__(self, environment: Mapping[str, str], gap_s: float) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         """gap_s: keys come byte by byte, so far apart; 0 = as the client sends them. `gaps_s`: as they came."""
-        self.environment, self.gap_s, self.gaps_s = dict(environment), gap_s, list[float]()
+        self.environment, self.gap_s, self.gaps_s = dict(environment), 0.0, list[float]()
         self.ended, self.written = threading.Event(), 0
         self._next_s = self._last_s = 0.0
         self.on_their_way = 0  # keys, one by one
@@ -145,9 +145,9 @@ class _Server(asyncssh.SSHServer):
 class SshServer:
     """A server in a thread, at 127.0.0.1 behind a link of `delay_s` each way; `sessions` in the order they came."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], delay_s: float = 0.0, gap_s: float = 0.0) -> None:
-        """folder: for the keys. environment: of sessions, besides sshd's. gap_s: see `Session`."""
-        self.folder, self.environment, self.gap_s = folder, environment, gap_s
+    def __init__(self, folder: Path, environment: Mapping[str, str], delay_s: float = 0.0) -> None:
+        """folder: for the keys. environment: of sessions, besides sshd's."""
+        self.folder, self.environment = folder, environment
         self.sessions: list[Session] = []
         self.connections: list[asyncssh.SSHServerConnection] = []
         self.key, self.known = folder / "id_test", folder / "known_hosts"
@@ -157,7 +157,7 @@ class SshServer:
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     def new_session(self) -> Session:
-        self.sessions.append(Session(self.environment, self.gap_s))
+        self.sessions.append(Session(self.environment))
         return self.sessions[-1]
 
     def client(self, name: str, line: str) -> list[str]:
