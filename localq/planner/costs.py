@@ -79,12 +79,16 @@ def of_placements(
     by_bits = {each.kv_bits: each for each in placements}
     grown = {bits: growths(arch, each, itemsize, chunk) for bits, each in by_bits.items()}
     totals = {bits: total(each.values()) for bits, each in grown.items()}
+    of_draft = {  # once for all placements with one cache
+        (each.kv_bits, each.rows): _drafting(wishes.draft, each, itemsize, chunk)
+        for each in {(each.kv_bits, each.rows): each for each in placements}.values()
+    }
     found = []
     for number, placement in enumerate(placements):
         fixed = footprint.fixed_bytes(arch, format, scheme, weights, placement, itemsize)
         growing = grown[placement.kv_bits]
         whole = totals[placement.kv_bits]
-        if drafting := _drafting(wishes.draft, placement, itemsize, chunk):
+        if drafting := of_draft[placement.kv_bits, placement.rows]:
             fixed |= {part: fixed.get(part, 0) + size for part, size, _ in drafting}  # the graphs of both
             growing = {**growing, **{part: each for part, _, each in drafting}}
             whole = total(growing.values())
