@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import functools
+import gc
 import os
 import queue
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from localq import places
 from localq.errors import ExitCode, LocalqError, usage_error
 
+if TYPE_CHECKING:
+    import subprocess
+
 T = TypeVar("T")
 MAX_CHAIN = 20  # causes of an error; they may form a circle
 SLOWEST = 10  # on a busy machine a process may get only a tenth of a processor
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage meanwhile: where many objects are made and none are in cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def run_with_timeout(seconds: float, work: Callable[[], T]) -> T:
@@ -91,6 +109,30 @@ def end_with_parent() -> None:
 def start_child(start: Callable[[], T]) -> T:
     """Return `start()`, which starts a child that calls `end_with_parent`, run by a thread that lasts."""
     return start() if threading.current_thread() is threading.main_thread() else _lasting_thread().run(start)
+
+
+def start_module(module: str, keep: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start a Python module of localq with pipes, which Ctrl-C does not reach.
+
+    keep: variables of the environment that it gets besides PATH
+    """
+    import subprocess  # start-up cost: only those who start children need it
+
+    names = [name for name in ("PATH", *keep) if name in os.environ]
+    environment = {**{name: os.environ[name] for name in names}, "LANG": "C.UTF-8"}
+    environment["PYTHONPATH"] = str(places.PACKAGE_PARENT)
+    # -P: the working folder may be a stranger's, and must not give the child its modules.
+    command = [sys.executable, "-P", "-m", module]
+    return start_child(
+        lambda: subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # so that Ctrl-C does not reach it
+        )
+    )
 
 
 class _LastingThread:

@@ -16,13 +16,12 @@ import resource
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localq import places, processes
+from localq import processes
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 
 MAX_TEMPLATE_BYTES = 64 * 1024
@@ -219,21 +218,8 @@ class _Child:
                         pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "PYTHONPATH": str(places.PACKAGE_PARENT)}
-        if "TZ" in os.environ:  # `strftime_now` gives the user's date
-            environment["TZ"] = os.environ["TZ"]
-        # -P: the working folder may be a stranger's, and must not give the child its modules.
-        command = [sys.executable, "-P", "-m", "localq.text.template_child"]
-        return processes.start_child(
-            lambda: subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,  # so that Ctrl-C does not reach it
-            )
-        )
+        # TZ: `strftime_now` gives the user's date.
+        return processes.start_module("localq.text.template_child", keep=("TZ",))
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         """Wait for the start of Python, which does not count as rendering time."""

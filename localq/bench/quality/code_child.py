@@ -1,4 +1,4 @@
-"""The process that runs a function which a model wrote: says that it is ready, reads a JSON request, says the verdict.
+"""The process that runs model-written functions: writes "ready", reads a JSON request, writes the verdict.
 
 A seccomp filter (linux/seccomp.h, linux/filter.h) refuses every system call but `SYSTEM_CALLS`, which reach memory, the
 clock and the open pipes: no file, socket or process. Modules are imported before the filter is set.
@@ -29,7 +29,6 @@ import platform
 import random
 import re
 import resource
-import signal
 import statistics
 import string
 import struct
@@ -37,6 +36,8 @@ import sys
 import textwrap
 import typing
 from typing import Any
+
+from localq import processes
 
 # What functions import; one that needs another module fails.
 MODULES = (
@@ -64,7 +65,7 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_* o
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000  # SECCOMP_RET_*; refused calls get EPERM
 _CALL_AT, _ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER_MODE = 1, 38, 22, 2
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER_MODE = 38, 22, 2
 
 
 class _Program(ctypes.Structure):
@@ -129,7 +130,7 @@ def judge(source: str, checks: str) -> str:
 
 def main() -> None:
     """Answer one request: {"source", "checks", "nonce"}. The nonce follows the verdict."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    processes.end_with_parent()
     set_limits()
     out = sys.stdout
     can_run = enter_sandbox()

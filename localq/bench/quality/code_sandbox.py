@@ -8,10 +8,9 @@ import os
 import secrets
 import select
 import subprocess
-import sys
 import time
 
-from localq import places, processes
+from localq import processes
 from localq.bench.quality.code_child import NO_SANDBOX, PASSED, READY
 from localq.errors import LocalqError
 
@@ -26,13 +25,13 @@ def check() -> None:
 
 
 def passes(source: str, checks: str) -> bool:
-    """Whether `checks` pass after `source` in one namespace. Code that a model wrote never runs without a sandbox.
+    """Return whether `checks` pass after `source` in one namespace. Model-written code never runs without a sandbox.
 
     The verdict is as honest as the source: one that looks for this protocol in the child's frames can forge it.
     Raises LocalqError as `check` does.
     """
     nonce = secrets.token_hex(16)
-    process = _start()
+    process = processes.start_module("localq.bench.quality.code_child")
     with process:
         try:
             return _exchange(process, {"source": source, "checks": checks, "nonce": nonce}) == f"{PASSED} {nonce}"
@@ -41,7 +40,7 @@ def passes(source: str, checks: str) -> bool:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: dict[str, str]) -> str:
-    """The child's verdict, or "" if it was ended by a limit."""
+    """Return the child's verdict, or "" if a limit ended it."""
     assert process.stdin is not None
     assert process.stdout is not None
     pipe = process.stdout.fileno()
@@ -59,7 +58,7 @@ def _exchange(process: subprocess.Popen[bytes], request: dict[str, str]) -> str:
 
 
 def _read(pipe: int, most: int, seconds: float) -> str:
-    """What comes in `seconds`, up to `most` bytes or the end."""
+    """Read until `most` bytes have come, the pipe ends or `seconds` have passed."""
     found, end = b"", time.monotonic() + seconds
     while len(found) < most and select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
         piece = os.read(pipe, most - len(found))
@@ -67,18 +66,3 @@ def _read(pipe: int, most: int, seconds: float) -> str:
             break
         found += piece
     return found.decode("ascii", "replace")
-
-
-def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "localq.bench.quality.code_child"]
-    environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "PYTHONPATH": str(places.PACKAGE_PARENT)}
-    return processes.start_child(
-        lambda: subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # so that Ctrl-C does not reach it
-        )
-    )

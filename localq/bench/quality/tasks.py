@@ -67,7 +67,7 @@ def _task(kind: str, facts: dict[str, Any]) -> Task:
 
 
 def is_right_code(name: str, checks: str, reply: str) -> bool:
-    """Whether the function `name` in `reply` passes `checks`."""
+    """Return whether the function `name` in `reply` passes `checks`."""
     source = find_function(name, reply)
     return bool(source) and code_sandbox.passes(source, checks)
 
@@ -87,7 +87,7 @@ def find_function(name: str, reply: str) -> str:
 
 
 def is_right_number(answer: str, reply: str) -> bool:
-    """Whether the number after the last "answer" is `answer`; without that word, or a number after it, the last one."""
+    """Return whether the first number after the last "answer", or else the last number, equals `answer`."""
     _, _, tail = reply.lower().rpartition("answer")
     numbers = _NUMBER.findall(tail)
     number = numbers[0] if numbers and "answer" in reply.lower() else next(iter(_NUMBER.findall(reply)[::-1]), None)
@@ -95,7 +95,7 @@ def is_right_number(answer: str, reply: str) -> bool:
 
 
 def is_right_fact(pattern: str, reply: str) -> bool:
-    """Whether `pattern` is in `reply`, in upper or lower case."""
+    """Return whether `pattern` matches anywhere in `reply`, ignoring case."""
     return re.search(pattern, reply, re.IGNORECASE) is not None
 
 
@@ -110,7 +110,7 @@ def check(tokenizer: Tokenizer) -> None:
 
 
 def run(model: LoadedModel, tokenizer: Tokenizer, tasks: Sequence[Task], on_progress: OnProgress) -> dict[str, Any]:
-    """Ask and grade all tasks; the object that `--json` prints: counts for each kind, and every reply."""
+    """Ask and grade all tasks. Return what `--json` prints: counts for each kind, and every reply."""
     engine = Engine(model)
     replies = []
     for done, task in enumerate(tasks):

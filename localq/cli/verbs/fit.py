@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localq import processes
 from localq.cli import help_page, options, reply_options
 from localq.cli.output import note, print_json, stdout_table
 from localq.cli.pager import page_output
@@ -105,9 +106,11 @@ def fit(
     looked = planner_card.planning_card(note, vram, desktop, gpu, bandwidth, budget.reserve_bytes(settings))
     candidates = _offers(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     here = looked.is_here
-    rows = [
-        fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card, is_here=here) for each in candidates
-    ]
+    with processes.without_collections():  # a tenth of the time
+        rows = [
+            fit_rows.row_of(each, looked.memory, wishes, looked.machine, looked.card, is_here=here)
+            for each in candidates
+        ]
     if not model:
         rows = fit_rows.sort(rows)
     if json:

@@ -107,7 +107,7 @@ def open_made(folder: Path, on_progress: OnProgress | None = None) -> MadeModel:
 
 
 def _check_links(folder: Path) -> None:
-    """Raises LocalqError (exit 8) for a link that would publish a file from outside the folder."""
+    """Raise LocalqError (exit 8) for a link that would publish a file from outside the folder."""
     root = disk.resolve(folder)
     for path in sorted(folder.iterdir()):
         if not path.is_symlink():
@@ -119,7 +119,7 @@ def _check_links(folder: Path) -> None:
 
 
 def _check_whole(folder: Path, sums: dict[str, str]) -> None:
-    """Raises LocalqError (exit 8) if a file that a load needs is missing or has no recorded hash."""
+    """Raise LocalqError (exit 8) if a file that a load needs is missing or has no recorded hash."""
     needed = {hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME}
     needed |= {path.name for path in shard_paths(folder).values()}
     if absent := sorted(needed - sums.keys()):

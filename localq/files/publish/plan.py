@@ -84,7 +84,7 @@ class PushPlan:
 
     @property
     def private(self) -> bool:
-        """Whether only its owner sees the repository: of one that exists, its own setting."""
+        """True if only its owner sees the repository; an existing one keeps its own setting."""
         return self.remote.private if self.remote.commit else self.request.private
 
 
@@ -119,7 +119,7 @@ def plan(request: PushRequest, on_progress: OnProgress | None = None) -> PushPla
 
 
 def check_names(request: PushRequest) -> None:
-    """Raises LocalqError (exit 2) for names of repositories that the hub does not allow."""
+    """Raise LocalqError (exit 2) for names of repositories that the hub does not allow."""
     _check_name(request.repo, request.repo, "Use ORG/REPO, such as YOUR-NAME/my-model-vq2.")
     if request.base:
         _check_name(request.base, f"--base {request.base}", "Use ORG/REPO.")

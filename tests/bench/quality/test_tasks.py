@@ -8,6 +8,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,7 +157,10 @@ def test_without_seccomp_nothing_runs(plain, monkeypatch):
     assert not code_child.enter_sandbox()
     for answer, why in ((code_child.NO_SANDBOX, "never runs without them"), ("", "did not start")):
         child = [sys.executable, "-c", f"print({answer!r}, end='')"]
-        monkeypatch.setattr(code_sandbox, "_start", partial(subprocess.Popen, child, stdin=-1, stdout=-1))
+        start = partial(subprocess.Popen, child, stdin=-1, stdout=-1)
+        monkeypatch.setattr(
+            code_sandbox, "processes", SimpleNamespace(start_module=lambda module, start=start: start())
+        )
         with pytest.raises(LocalqError, match=why):
             evaluated(plain, tasks=1)
 
